@@ -1,0 +1,48 @@
+"""Writing files so that nothing is ever half-written, and canonical JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+
+
+def write_atomic(path: Path, data: bytes | str, mode: int = 0o644) -> None:
+    """Write `data` beside `path` and rename: readers see the old content or the new, never a part.
+
+    Raises `OSError` (a full disk among them) with the old file untouched and nothing left behind.
+    """
+    raw = data.encode() if isinstance(data, str) else data
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(raw)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(mode)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def canonical_json(value: object) -> bytes:
+    """One spelling for one value: sorted keys, no spaces, UTF-8. Digests of locks are over these bytes."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def sha256_hex(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def pretty_size(count: float) -> str:
+    """Bytes for people, in powers of ten as registries and disks count: `4.64 GB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000 or unit == "GB":
+            return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}" if count < 1000 else f"{count:.0f} {unit}"
+        count /= 1000
+    raise AssertionError("unreachable")

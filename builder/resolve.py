@@ -1,0 +1,255 @@
+"""Matrix → artefacts, by `uv pip compile`: what is asked, for which target, as of which date."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import tomllib
+from collections.abc import Iterable, Mapping
+from email.parser import HeaderParser
+from pathlib import Path
+from typing import Any
+
+from packaging.markers import default_environment
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import canonicalize_name, parse_wheel_filename
+from uv import find_uv_bin
+
+from builder import facts
+from builder.errors import LockError, UnreachableError
+from builder.index import RemoteWheel, fetch_metadata
+from builder.lock import Artefact, Resolver
+from builder.matrix import DirectFile, Matrix
+from builder.settings import Settings, redact
+
+# uv's own words when an index does not answer; anything else that fails is a resolution that does not exist.
+_UNREACHABLE = ("error sending request", "Failed to fetch", "dns error", "tcp connect error", "Connect", "timed out")
+
+
+def uv_version() -> str:
+    """The version of the uv that resolves and installs."""
+    return subprocess.run([find_uv_bin(), "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
+
+
+def glibc_of(matrix: Matrix) -> tuple[int, int]:
+    """The C library of the matrix's OS release. Raises `LockError` for a release no fact covers."""
+    for fact in facts.load_facts(facts.DistributionFact):
+        if (fact.distribution, fact.release) == (matrix.base.distribution, matrix.base.release) and fact.glibc:
+            major, minor = fact.glibc.split(".")[:2]
+            return int(major), int(minor)
+    raise LockError(
+        f"the C library of {matrix.base.distribution} {matrix.base.release} is not known",
+        because="it decides which wheels install",
+        hint="add the release to builder/facts/distributions.yaml, with its source",
+    )
+
+
+def target_tags(matrix: Matrix) -> list[Tag]:
+    """The wheel tags of the target, best first: CPython of the matrix, glibc of its OS."""
+    version = tuple(int(part) for part in matrix.python.split("."))
+    major, minor = glibc_of(matrix)
+    platforms = []
+    legacy = {17: "manylinux2014_x86_64", 12: "manylinux2010_x86_64", 5: "manylinux1_x86_64"}
+    for number in range(minor, 4, -1):
+        platforms.append(f"manylinux_{major}_{number}_x86_64")
+        if number in legacy:
+            platforms.append(legacy[number])
+    platforms.append("linux_x86_64")
+    tags = [*cpython_tags(version, platforms=platforms)]
+    tags += compatible_tags(version, interpreter=f"cp{version[0]}{version[1]}", platforms=platforms)
+    return tags
+
+
+def marker_environment(matrix: Matrix) -> dict[str, str]:
+    """The values of PEP 508's markers in the image; nothing of the machine that resolves."""
+    environment = {key: str(value) for key, value in default_environment().items()}
+    environment |= {
+        "implementation_name": "cpython",
+        "implementation_version": f"{matrix.python}.0",
+        "os_name": "posix",
+        "platform_machine": "x86_64",
+        "platform_python_implementation": "CPython",
+        "platform_release": "",
+        "platform_system": "Linux",
+        "platform_version": "",
+        "python_full_version": f"{matrix.python}.0",
+        "python_version": matrix.python,
+        "sys_platform": "linux",
+    }
+    return environment
+
+
+def requirements(matrix: Matrix) -> list[str]:
+    """What is asked for: the stack, the compiler's parts and the extras, each pinned."""
+    lines = [f"{name}=={version}" for name, version in matrix.stack.pins().items()]
+    lines += [f"{name}=={version}" for name, version in matrix.cuda.compiler.items()]
+    lines += list(matrix.extras)
+    return sorted(lines)
+
+
+def resolve(matrix: Matrix, settings: Settings) -> tuple[list[Artefact], Resolver]:
+    """Every wheel of the stack, as of the matrix's date, sorted by name.
+
+    Raises `LockError` if there is no resolution or a package has no wheel for the target, `UnreachableError` if the
+    index does not answer.
+    """
+    packages = _compile(matrix, settings)
+    files = {canonicalize_name(file.name): file for file in matrix.files}
+    ranks = {tag: rank for rank, tag in enumerate(target_tags(matrix))}
+    chosen: list[tuple[str, str, dict[str, Any]]] = []
+    missing = []
+    for package in packages:
+        name, version = canonicalize_name(package["name"]), package["version"]
+        if name in files:
+            continue
+        wheel = _best(package.get("wheels", ()), ranks)
+        if wheel is None:
+            missing.append(f"{name} {version}")
+        else:
+            chosen.append((name, version, wheel))
+    if missing:
+        raise LockError(
+            f"{len(missing)} packages have no wheel for Python {matrix.python} on {matrix.platform}",
+            because=", ".join(missing) + ": a build installs wheels only, it compiles nothing",
+            hint="pin a release that has one under `extras`",
+        )
+    remote = [RemoteWheel(n, v, _file_name(w), w["url"], w["hashes"]["sha256"]) for n, v, w in chosen]
+    texts = fetch_metadata(remote, settings)
+    environment = marker_environment(matrix)
+    artefacts = []
+    for (name, version, wheel), text in zip(chosen, texts, strict=True):
+        headers = HeaderParser().parsestr(text)
+        artefacts.append(
+            Artefact(
+                name=name,
+                version=version,
+                metadata_version=headers["Version"] or version,
+                file=_file_name(wheel),
+                sha256=wheel["hashes"]["sha256"],
+                size=wheel.get("size"),
+                index=_index_of(name, matrix),
+                url=None,
+                requires=tuple(_requires(headers.get_all("Requires-Dist") or (), environment)),
+                layer=facts.layer_of(name),
+            )
+        )
+    artefacts += [_direct(file, environment) for file in files.values() if _is_used(file, packages)]
+    return sorted(artefacts, key=lambda artefact: artefact.name), Resolver(name="uv", version=uv_version())
+
+
+def _compile(matrix: Matrix, settings: Settings) -> list[dict[str, Any]]:
+    major, minor = glibc_of(matrix)
+    with tempfile.TemporaryDirectory(prefix="builder-lock-") as temporary:
+        folder = Path(temporary)
+        asked, overrides, output = folder / "requirements.in", folder / "overrides.txt", folder / "pylock.toml"
+        asked.write_text("".join(f"{line}\n" for line in requirements(matrix)), encoding="utf-8")
+        lines = [f"{override.package}=={override.ours}\n" for override in matrix.overrides]
+        overrides.write_text("".join(lines), encoding="utf-8")
+        argv = [find_uv_bin(), "pip", "compile", str(asked), "--format", "pylock.toml", "--output-file", str(output)]
+        argv += ["--quiet", "--no-header", "--no-build", "--prerelease", "if-necessary-or-explicit"]
+        argv += ["--python-version", matrix.python, "--python-platform", f"x86_64-manylinux_{major}_{minor}"]
+        argv += ["--exclude-newer", f"{matrix.as_of}T00:00:00Z", "--overrides", str(overrides)]
+        for name in matrix.prereleases:
+            argv += ["--prerelease-package", f"{name}=allow"]
+        environment = settings.child_environment()
+        if matrix.files:
+            argv += _files_arguments(matrix.files, folder, environment)
+        for name, index in matrix.indexes.items():
+            argv += ["--index", f"{name}={settings.indexes.get(name, index.url)}"]
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            _raise(matrix, redact(done.stderr.replace(str(folder), "")))
+        packages: list[dict[str, Any]] = tomllib.loads(output.read_text(encoding="utf-8")).get("packages", [])
+        return packages
+
+
+def _files_arguments(files: Iterable[DirectFile], folder: Path, environment: dict[str, str]) -> list[str]:
+    # uv takes direct files from a local page of links and their METADATA from a configuration file, and downloads
+    # nothing (facts/stacks.md, section 1).
+    page = folder / "links.html"
+    links = "".join(f'<a href="{file.url}#sha256={file.sha256}">{file.filename}</a>\n' for file in files)
+    page.write_text(f"<!DOCTYPE html>\n{links}", encoding="utf-8")
+    config = folder / "uv.toml"
+    entries = []
+    for file in files:
+        required = ", ".join(f'"{requirement}"' for requirement in file.requires)
+        entries.append(
+            "[[dependency-metadata]]\n"
+            f'name = "{file.name}"\nversion = "{file.pinned_version}"\nrequires-dist = [{required}]\n'
+        )
+    config.write_text("".join(entries), encoding="utf-8")
+    environment.pop("UV_NO_CONFIG", None)
+    return ["--find-links", str(page), "--config-file", str(config)]
+
+
+def _raise(matrix: Matrix, words: str) -> None:
+    text = "\n".join(words.strip().splitlines()[-25:])
+    if any(sign in words for sign in _UNREACHABLE):
+        raise UnreachableError(
+            "the package index does not answer",
+            because=text,
+            hint="see that it can be reached; mirror and certificate authority: README, \"Mirrors and authorities\"",
+        )
+    raise LockError(
+        f"`{matrix.name}` has no resolution as of {matrix.as_of}",
+        because=text,
+        hint="an upstream pin that the stack breaks on purpose is declared under `overrides`, with its reason",
+    )
+
+
+def _best(wheels: Iterable[dict[str, Any]], ranks: Mapping[Tag, int]) -> dict[str, Any] | None:
+    best: tuple[int, dict[str, Any]] | None = None
+    for wheel in wheels:
+        tags = parse_wheel_filename(_file_name(wheel))[3]
+        rank = min((ranks[tag] for tag in tags if tag in ranks), default=None)
+        if rank is not None and (best is None or rank < best[0]):
+            best = (rank, wheel)
+    return best[1] if best else None
+
+
+def _file_name(wheel: Mapping[str, Any]) -> str:
+    name = wheel.get("name") or wheel["url"].rsplit("/", 1)[-1].split("#", 1)[0]
+    return str(name).replace("%2B", "+")
+
+
+def _index_of(name: str, matrix: Matrix) -> str:
+    return next((key for key, index in matrix.indexes.items() if name in index.packages), "default")
+
+
+def _requires(lines: Iterable[str], environment: Mapping[str, str]) -> Iterable[str]:
+    kept = []
+    for line in lines:
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement:
+            # Old METADATA has lines that PEP 508 refuses; an installer skips or repairs them, nobody relies on them.
+            continue
+        marker = requirement.marker
+        if marker is None or marker.evaluate({**environment, "extra": ""}):
+            requirement.marker = None
+            kept.append(str(requirement))
+    return sorted(dict.fromkeys(kept))
+
+
+def _direct(file: DirectFile, environment: Mapping[str, str]) -> Artefact:
+    name = canonicalize_name(file.name)
+    return Artefact(
+        name=name,
+        version=file.pinned_version,
+        metadata_version=file.metadata_version or file.pinned_version,
+        file=file.filename,
+        sha256=file.sha256,
+        size=file.size,
+        index=None,
+        url=file.url,
+        requires=tuple(_requires(file.requires, environment)),
+        layer=facts.layer_of(name),
+    )
+
+
+def _is_used(file: DirectFile, packages: Iterable[Mapping[str, Any]]) -> bool:
+    return any(
+        canonicalize_name(package["name"]) == canonicalize_name(file.name) and package["version"] == file.pinned_version
+        for package in packages
+    )

@@ -1,0 +1,1 @@
+"""The smoke test that runs inside an image; standard library only."""

@@ -1,0 +1,92 @@
+"""Finish a layer inside the build: what a step wrote gets fixed times and modes, and no droppings of the installer.
+
+A layer's content must depend on the lock alone. Only files that this step created or changed are touched (their ctime
+is not before the start mark's): touching a file of a lower layer would copy it into this one.
+
+Standard library only; runs on the image's Python.
+"""
+
+import argparse
+import compileall
+import os
+import py_compile
+import sys
+import warnings
+
+# Written beside what is installed, by uv and by venv; no RECORD has them.
+DROPPINGS = ("uv_cache.json", "uv_build.json")
+
+
+def entries(top):
+    """Every path below `top` and `top` itself, children before their folder, links not followed, one file system."""
+    device = os.lstat(top).st_dev
+    stack = [(top, False)]
+    while stack:
+        path, seen = stack.pop()
+        status = os.lstat(path)
+        if not seen and os.path.isdir(path) and not os.path.islink(path):
+            if status.st_dev != device:
+                continue
+            stack.append((path, True))
+            stack += [(entry.path, False) for entry in os.scandir(path)]
+        else:
+            yield path
+
+
+def compile_package(path, workers):
+    """Bytecode for a package or module that checks its source by hash: an edit in a running container is seen."""
+    warnings.simplefilter("ignore")
+    mode = py_compile.PycInvalidationMode.CHECKED_HASH
+    if os.path.isdir(path):
+        compileall.compile_dir(path, quiet=2, workers=workers, invalidation_mode=mode)
+    elif os.path.isfile(path):
+        compileall.compile_file(path, quiet=2, invalidation_mode=mode)
+
+
+def drop(path):
+    """Remove an installer's dropping; True if `path` is one."""
+    if os.path.basename(path) in DROPPINGS and ".dist-info" in path:
+        os.unlink(path)
+        record = os.path.join(os.path.dirname(path), "RECORD")
+        with open(record, encoding="utf-8", newline="") as file:
+            lines = [line for line in file if os.path.basename(path) not in line.split(",")[0]]
+        with open(record, "w", encoding="utf-8", newline="") as file:
+            file.writelines(lines)
+        return True
+    return False
+
+
+def main(argv):
+    """Return 0; an error is an exception, and fails the build step."""
+    parser = argparse.ArgumentParser(description="fix times and modes of what a build step wrote")
+    parser.add_argument("--epoch", type=int, required=True, help="seconds since 1970 for every file and folder")
+    parser.add_argument("--start", required=True, help="a file made at the step's start; it is removed")
+    parser.add_argument("--compile", action="append", default=[], help="package folder or module to compile")
+    parser.add_argument("folders", nargs="+")
+    arguments = parser.parse_args(argv)
+    start = os.stat(arguments.start).st_ctime_ns
+    os.unlink(arguments.start)
+    for path in arguments.compile:
+        compile_package(path, workers=os.cpu_count() or 1)
+    lock = "/opt/venv/.lock"
+    if os.path.exists(lock):
+        os.unlink(lock)
+    for folder in arguments.folders:
+        for path in entries(folder):
+            status = os.lstat(path)
+            if status.st_ctime_ns < start or drop(path):
+                continue
+            if not os.path.islink(path):
+                # Readable by any --user; the umask of the machine that built it must not show.
+                mode = status.st_mode & 0o7777
+                wanted = mode | 0o555 if os.path.isdir(path) else mode | 0o444 | (0o111 if mode & 0o100 else 0)
+                if mode & 0o1000 == 0 and path.startswith("/opt/"):
+                    wanted &= ~0o022
+                if wanted != mode:
+                    os.chmod(path, wanted)
+            os.utime(path, (arguments.epoch, arguments.epoch), follow_symlinks=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
