@@ -14,13 +14,9 @@ import tarfile
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
 
 from builder import bootstrap, facts
 from builder.errors import BuildError, LockError, UnreachableError
-from builder.facts.models import Fact
-from builder.fields import OsPackage as OsPackageName
-from builder.fields import Prose
 from builder.files import canonical_json, sha256_hex
 from builder.lock import Base, OsPackage
 from builder.matrix import Matrix
@@ -38,23 +34,10 @@ _EXCLUDES = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/us
 _INCLUDES = ("/usr/share/doc/*/copyright",)
 
 
-class OsPackageFact(Fact):
-    """An OS package that every image has, and why."""
-
-    file = "os-packages"
-
-    package: OsPackageName
-    """the package"""
-    when: Literal["always", "jit"] = "always"
-    """jit: only in images that can compile kernels when they run"""
-    reason: Prose
-    """why it is there"""
-
-
 def os_packages(matrix: Matrix) -> list[str]:
     """The packages asked for besides the distribution's minimal set, sorted; the matrix's own extra ones among them."""
     jit = matrix.cuda.jit != "none"
-    names = {fact.package for fact in facts.load_facts(OsPackageFact) if jit or fact.when == "always"}
+    names = {fact.package for fact in facts.load_facts(facts.OsPackageFact) if jit or fact.when == "always"}
     return sorted(names | set(matrix.base.packages))
 
 

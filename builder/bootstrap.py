@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import glob
 import hashlib
 import os
 import shutil
@@ -216,8 +215,8 @@ def tool_environment() -> dict[str, str]:
     if library_path():
         env["LD_LIBRARY_PATH"] = ":".join(filter(None, [env.get("LD_LIBRARY_PATH"), library_path()]))
         env["XTABLES_LIBDIR"] = str(UNPACKED / "usr/lib/x86_64-linux-gnu/xtables")
-        perl = sorted(glob.glob(str(UNPACKED / "usr/share/perl*/*")) + glob.glob(str(UNPACKED / "usr/share/perl/*")))
-        perl += sorted(glob.glob(str(UNPACKED / "usr/lib/x86_64-linux-gnu/perl/*")))
+        patterns = ("usr/share/perl5", "usr/share/perl/*", "usr/lib/x86_64-linux-gnu/perl/*")
+        perl = [str(path) for pattern in patterns for path in sorted(UNPACKED.glob(pattern))]
         if perl and shutil.which("perl") is None:
             env["PERL5LIB"] = ":".join(perl)
     return env
@@ -457,9 +456,9 @@ def _distribution_pip() -> list[str]:
     # Debian splits ensurepip off; its wheel of pip runs as it is (a wheel is a zip file with a __main__).
     release = require_debian("a virtual environment without `ensurepip`")
     pattern = "usr/share/python-wheels/pip-*.whl"
-    if not glob.glob(f"/{pattern}") and not list(UNPACKED.glob(pattern)):
+    if not (wheels := [*Path("/").glob(pattern), *UNPACKED.glob(pattern)]):
         Archive(release).unpack(["python3-pip-whl"])
-    wheels = sorted(glob.glob(f"/{pattern}")) + sorted(map(str, UNPACKED.glob(pattern)))
+        wheels = [*UNPACKED.glob(pattern)]
     return [f"{wheels[0]}/pip"]
 
 

@@ -41,8 +41,10 @@ def sha256_hex(data: bytes) -> str:
 
 def pretty_size(count: float) -> str:
     """Bytes for people, in powers of ten as registries and disks count: `4.64 GB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000 or unit == "GB":
-            return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}" if count < 1000 else f"{count:.0f} {unit}"
-        count /= 1000
-    raise AssertionError("unreachable")
+    unit = "B"
+    for larger in ("kB", "MB", "GB"):
+        # From 999.5 on, three digits would round to 1000.
+        if abs(count) < 999.5:
+            break
+        count, unit = count / 1000, larger
+    return f"{count:.0f} {unit}" if unit == "B" or abs(count) >= 999.5 else f"{count:.3g} {unit}"

@@ -6,19 +6,35 @@ for a part of their files only. Requests are pypi-simple's, which also carries t
 
 from __future__ import annotations
 
+import contextlib
 import io
+import netrc
+import threading
 import zipfile
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from email.parser import HeaderParser
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import requests
-from pypi_simple import DistributionPackage, NoMetadataError, PyPISimple
+from packaging.utils import canonicalize_name
+from pypi_simple import (
+    DistributionPackage,
+    NoMetadataError,
+    NoSuchProjectError,
+    PyPISimple,
+    UnsupportedContentTypeError,
+)
 from requests.adapters import HTTPAdapter
+from requests.auth import AuthBase, HTTPBasicAuth
 from urllib3.util import Retry
 
-from builder.errors import UnreachableError
+from builder.errors import UnreachableError, UsageError
 from builder.files import write_atomic
 from builder.settings import Settings, redact
 
@@ -27,6 +43,9 @@ TIMEOUT = (10.0, 60.0)
 
 WORKERS = 16
 """Requests at a time; METADATA is small and its cost is latency."""
+
+MAX_METADATA = 16_000_000
+"""Bytes of a METADATA file; larger is no METADATA (the largest seen has 0.3 MB, most of it a README)."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +59,53 @@ class RemoteWheel:
     sha256: str
 
 
+class _Session(requests.Session):
+    """A session whose own certificate authority wins over `REQUESTS_CA_BUNDLE`, as the settings' order says."""
+
+    def merge_environment_settings(self, *arguments: Any, **named: Any) -> Any:
+        """requests' own, less the variable that would win over `verify`."""
+        merged = dict(super().merge_environment_settings(*arguments, **named))
+        if isinstance(self.verify, str):
+            merged["verify"] = self.verify
+        return merged
+
+
+class _Credentials(AuthBase):
+    """Credentials by host: those in the settings' URLs, else the netrc's."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._known: dict[str, tuple[str, str]] = {}
+        if settings.netrc is not None:
+            try:
+                hosts = netrc.netrc(settings.netrc).hosts
+            except (OSError, netrc.NetrcParseError, UnicodeDecodeError) as error:
+                # The parser's message quotes the token that it did not expect: that may be a password.
+                line = f", line {error.lineno}" if isinstance(error, netrc.NetrcParseError) else ""
+                raise UsageError("the netrc cannot be read", where=f"{settings.netrc}{line}") from None
+            self._known = {host: (login, word or "") for host, (login, _, word) in hosts.items()}
+        for url in filter(None, (settings.index, *settings.indexes.values())):
+            parts = urlsplit(url)
+            if parts.username is not None:
+                self._known[_host(url)] = (unquote(parts.username), unquote(parts.password or ""))
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        """Add what is known for the request's host."""
+        url = request.url or ""
+        found = self._known.get(_host(url)) or self._known.get(urlsplit(url).hostname or "")
+        return HTTPBasicAuth(*found)(request) if found else request
+
+
+def _host(url: str) -> str:
+    return urlsplit(url).netloc.rpartition("@")[2].lower()
+
+
 def session(settings: Settings) -> requests.Session:
-    """A requests session with the site's certificate authority and proxies, and retries for what passes."""
-    made = requests.Session()
+    """A requests session with the site's certificate authority, credentials and proxies, and retries for what passes.
+
+    Raises `UsageError` for a netrc that cannot be read.
+    """
+    made = _Session()
+    made.auth = _Credentials(settings)
     if settings.ca is not None:
         made.verify = str(settings.ca)
     retry = Retry(total=4, backoff_factor=0.5, status_forcelist=(429, 500, 502, 503, 504), allowed_methods=("GET",))
@@ -65,19 +128,23 @@ class RemoteFile(io.RawIOBase):
         self._tail_at, self._tail, self.size = self._fetch_tail(256 * 1024)
 
     def _fetch_tail(self, count: int) -> tuple[int, bytes, int]:
-        body, content_range = self._get(f"bytes=-{count}")
-        span, _, total = content_range.removeprefix("bytes ").partition("/")
-        return int(span.partition("-")[0]), body, int(total)
+        return self._get(f"bytes=-{count}", count)
 
-    def _get(self, value: str) -> tuple[bytes, str]:
+    def _get(self, value: str, most: int) -> tuple[int, bytes, int]:
+        """Where the answer starts, its bytes (`most` at most), the size of the file."""
         # No compression on the way: a range of an encoded body is not a range of the file.
         headers = {"Range": value, "Accept-Encoding": "identity"}
-        answer = self._client.get(self._url, headers=headers, timeout=TIMEOUT)
-        answer.raise_for_status()
-        if answer.status_code != 206:
-            raise OSError("the server does not answer byte ranges")
-        self.bytes_read += len(answer.content)
-        return answer.content, answer.headers["Content-Range"]
+        # The body is read only once the answer is known to be a range: it may be gigabytes.
+        with self._client.get(self._url, headers=headers, timeout=TIMEOUT, stream=True) as answer:
+            answer.raise_for_status()
+            if answer.status_code != 206:
+                raise OSError("the server does not answer byte ranges")
+            start, size = _content_range(answer.headers.get("Content-Range", ""), most)
+            body = answer.content
+        self.bytes_read += len(body)
+        if not 0 < len(body) <= most or start + len(body) > size:
+            raise OSError(f"the server sent {len(body)} bytes for the range `{value}` of {size}")
+        return start, body, size
 
     def readable(self) -> bool:
         return True
@@ -101,10 +168,21 @@ class RemoteFile(io.RawIOBase):
         if self._position >= self._tail_at:
             data = self._tail[self._position - self._tail_at : end - self._tail_at]
         else:
-            data = self._get(f"bytes={self._position}-{end - 1}")[0]
+            start, data, size = self._get(f"bytes={self._position}-{end - 1}", end - self._position)
+            if (start, size) != (self._position, self.size):
+                raise OSError(f"the server sent another part than byte {self._position} of {self.size}")
         view[: len(data)] = data
         self._position += len(data)
         return len(data)
+
+
+def _content_range(value: str, most: int) -> tuple[int, int]:
+    """First byte and size of the file out of a `Content-Range` (RFC 9110, section 14.4)."""
+    span, _, total = value.removeprefix("bytes ").partition("/")
+    first, _, last = span.partition("-")
+    if not all(part.isascii() and part.isdigit() for part in (first, last, total)) or int(last) - int(first) >= most:
+        raise OSError(f"the server answers a byte range with `Content-Range: {value[:80]}`")
+    return int(first), int(total)
 
 
 def _from_wheel(wheel: RemoteWheel, client: requests.Session) -> bytes:
@@ -113,25 +191,42 @@ def _from_wheel(wheel: RemoteWheel, client: requests.Session) -> bytes:
         wanted = [n for n in archive.namelist() if n.count("/") == 1 and n.endswith(".dist-info/METADATA")]
         if len(wanted) != 1:
             raise OSError(f"the wheel has {len(wanted)} METADATA files")
+        if archive.getinfo(wanted[0]).file_size > MAX_METADATA:
+            raise OSError(f"its METADATA has {archive.getinfo(wanted[0]).file_size} bytes")
         return archive.read(wanted[0])
 
 
 def fetch_metadata(wheels: Sequence[RemoteWheel], settings: Settings) -> list[str]:
-    """The METADATA text of each wheel, in order, from the cache or from beside the wheel on its index.
+    """The METADATA text of each wheel, in order: from the cache, from beside the wheel, or out of the wheel by ranges.
 
-    Raises `UnreachableError` for an index that does not answer or does not serve METADATA beside its wheels.
+    Raises `UnreachableError` for an index that does not answer, or gives something else than that wheel's METADATA.
     """
     folder = settings.cache / "metadata"
     with PyPISimple(session=session(settings)) as client, ThreadPoolExecutor(WORKERS) as pool:
-        return list(pool.map(lambda wheel: _metadata(wheel, folder, client), wheels))
+        try:
+            return list(pool.map(lambda wheel: _metadata(wheel, folder, client), wheels))
+        except BaseException:
+            # The first failure is the answer: hundreds more would only be waited for.
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def offers(url: str, name: str, sha256: str, settings: Settings) -> bool:
+    """Whether the index at `url` has a file of that package with that sha256. Raises `UnreachableError`."""
+    try:
+        with PyPISimple(endpoint=url, session=session(settings)) as client:
+            page = client.get_project_page(name, timeout=TIMEOUT)
+    except NoSuchProjectError:
+        return False
+    except (requests.RequestException, UnsupportedContentTypeError, ValueError) as error:
+        raise UnreachableError(f"the index page of `{name}` could not be read", because=redact(str(error))) from error
+    return any(package.digests.get("sha256") == sha256 for package in page.packages)
 
 
 def _metadata(wheel: RemoteWheel, folder: Path, client: PyPISimple) -> str:
     cached = folder / wheel.sha256
-    try:
-        return cached.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        pass
+    with contextlib.suppress(FileNotFoundError):
+        return cached.read_bytes().decode("utf-8", errors="replace")
     package = DistributionPackage(
         filename=wheel.file,
         url=wheel.url,
@@ -149,12 +244,68 @@ def _metadata(wheel: RemoteWheel, folder: Path, client: PyPISimple) -> str:
             raw = client.get_package_metadata_bytes(package, verify=False, timeout=TIMEOUT)
         except NoMetadataError:
             raw = _from_wheel(wheel, client.s)
-    except (requests.RequestException, OSError, zipfile.BadZipFile) as error:
+        except requests.HTTPError as error:
+            # Stores of files that may not be listed say 403 where they mean 404.
+            if error.response.status_code not in (403, 405, 410):
+                raise
+            raw = _from_wheel(wheel, client.s)
+        text = raw.decode("utf-8", errors="replace")
+        said = HeaderParser().parsestr(text[:MAX_METADATA])
+        # A portal's login page must not end up in the cache, nor in a lock as a package without requirements.
+        if canonicalize_name(said["Name"] or "") != canonicalize_name(wheel.name) or not said["Version"]:
+            raise OSError("what the server sent is not the METADATA of this package")
+    except (requests.RequestException, OSError, *_DAMAGED) as error:
         raise UnreachableError(
             f"the METADATA of `{wheel.file}` could not be read",
             because=redact(str(error)),
             hint="see that the index answers; a site's certificate authority is set with `BUILDER_CA`",
         ) from error
-    text = raw.decode("utf-8", errors="replace")
-    write_atomic(cached, text)
+    write_atomic(cached, raw)
     return text
+
+
+# What `zipfile` raises on a file that is no wheel: damaged, cut off, encrypted, of an unknown compression.
+_DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, ValueError)
+
+
+@contextlib.contextmanager
+def confined(indexes: Mapping[str, tuple[str, Sequence[str]]]) -> Iterator[dict[str, str]]:
+    """Indexes that have nothing but the packages named: for each name an address on loopback, for as long as it is open.
+
+    An index that uv is given besides the default one wins for every package it has. So it is given a door on loopback
+    that sends it on to the index for the packages that are to come from there, and knows no other. ``indexes`` maps a
+    name to the index's URL and those packages.
+    """
+    doors = {
+        name: {
+            str(canonicalize_name(package)): f"{url.rstrip('/')}/{canonicalize_name(package)}/" for package in packages
+        }
+        for name, (url, packages) in indexes.items()
+    }
+
+    class Door(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            index, _, package = self.path.strip("/").partition("/")
+            target = doors.get(index, {}).get(package)
+            self.send_response(404 if target is None else 302)
+            if target is not None:
+                self.send_header("Location", target)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_HEAD = do_GET
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    if not doors:
+        yield {}
+        return
+    with ThreadingHTTPServer(("127.0.0.1", 0), Door) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        try:
+            yield {name: f"http://127.0.0.1:{server.server_address[1]}/{name}" for name in doors}
+        finally:
+            server.shutdown()
+            thread.join()

@@ -10,22 +10,27 @@ import json
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
-from packaging.utils import canonicalize_name
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from builder.errors import LockError, UsageError
+from builder.fields import Codename, ImageReference, IndexName, Url
 from builder.files import canonical_json, sha256_hex, write_atomic
 from builder.matrix import Matrix
 
-SCHEMA = 1
+SCHEMA: Final = 1
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
 # Each of these reaches a requirements file or a Dockerfile: full-match patterns, no white space.
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*\z", max_length=100)]
-PinnedVersion = Annotated[str, Field(pattern=r"^[0-9A-Za-z.!+_-]{1,80}\z")]
-FileName = Annotated[str, Field(pattern=r"^[0-9A-Za-z._+!-]{1,255}\.whl\z")]
+PinnedVersion = Annotated[str, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z.!+_-]{0,79}\z")]
+FileName = Annotated[str, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z._+!-]{0,254}\.whl\z")]
+LayerName = Annotated[str, Field(pattern=r"^[a-z]{2,20}\z")]
+MatrixName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}\z")]
+Text = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]{1,1000}\z")]
 
 
 class _Model(BaseModel):
@@ -45,11 +50,32 @@ class Artefact(_Model):
     metadata_version: PinnedVersion
     file: FileName
     sha256: Sha256
-    size: int | None
-    index: str | None
-    url: str | None
-    requires: tuple[str, ...]
-    layer: str
+    size: Annotated[int, Field(ge=0)] | None
+    index: IndexName | None
+    url: Url | None
+    requires: tuple[Text, ...]
+    layer: LayerName
+
+    @field_validator("index")
+    @classmethod
+    def _not_files(cls, value: str | None) -> str | None:
+        # `layers` calls the direct files' list that.
+        if value == "files":
+            raise ValueError("`files` is no index's name")
+        return value
+
+    @model_validator(mode="after")
+    def _one_file(self) -> Artefact:
+        if (self.index is None) == (self.url is None):
+            raise ValueError(f"`{self.name}` has to have either an index or a url")
+        try:
+            name, version = parse_wheel_filename(self.file)[:2]
+            same = name == self.name and version == Version(self.version)
+        except (InvalidWheelFilename, InvalidVersion):
+            same = False
+        if not same:
+            raise ValueError(f"`{self.file}` is not a wheel of {self.name} {self.version}")
+        return self
 
 
 class OsPackage(_Model):
@@ -64,31 +90,45 @@ class Base(_Model):
     """The OS: how it is made, from which release, and every package in it."""
 
     kind: Literal["archive", "image"]
-    distribution: str
-    release: str
-    reference: str | None = None
+    distribution: Literal["debian", "ubuntu"]
+    release: Codename
+    reference: ImageReference | None = None
     packages: tuple[OsPackage, ...]
+
+    @model_validator(mode="after")
+    def _reference_of_an_image(self) -> Base:
+        if (self.kind == "image") != (self.reference is not None):
+            raise ValueError("a base of kind image, and no other, has a reference")
+        return self
 
 
 class Resolver(_Model):
     """What resolved, so that a difference can be laid at its door."""
 
     name: Literal["uv"]
-    version: str
+    version: PinnedVersion
 
 
 class Lock(_Model):
     """A resolved matrix. ``inputs`` is the sha256 of everything in the matrix that decides it."""
 
     schema_: Literal[1] = Field(SCHEMA, alias="schema")
-    matrix: str
+    matrix: MatrixName
     inputs: Sha256
-    as_of: str
-    platform: str
-    python: str
+    as_of: Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}\z")]
+    platform: Literal["linux/amd64"]
+    python: Annotated[str, Field(pattern=r"^3\.[0-9]{1,2}\z")]
     resolver: Resolver
     base: Base
     artefacts: tuple[Artefact, ...]
+
+    @field_validator("artefacts")
+    @classmethod
+    def _one_of_each(cls, value: tuple[Artefact, ...]) -> tuple[Artefact, ...]:
+        names = [artefact.name for artefact in value]
+        if names != sorted(set(names)):
+            raise ValueError("each package once, sorted by name")
+        return value
 
     @cached_property
     def digest(self) -> str:
@@ -149,10 +189,11 @@ def parse_lock(text: str, where: str) -> Lock:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
+        got = f" (got {first['input'][:80]!r})" if isinstance(first["input"], str) else ""
         raise UsageError(
             "the lock is damaged",
             where=where,
-            because=f"{place}: {first['msg']} (got {str(first['input'])[:80]!r})",
+            because=f"{place}: {first['msg']}{got}" if place else f"{first['msg']}{got}",
             hint="write it again: `builder lock MATRIX`",
         ) from error
     except (ValueError, RecursionError) as error:
@@ -185,31 +226,43 @@ def drift(old: Lock, new: Lock) -> list[str]:
         before, after = getattr(old, field), getattr(new, field)
         if before != after:
             lines.append(f"{field} {before} → {after}")
-    lines += _drift_of("", {a.name: (a.version, a) for a in old.artefacts}, {a.name: (a.version, a) for a in new.artefacts})
+    for field in ("kind", "distribution", "release", "reference"):
+        before, after = getattr(old.base, field), getattr(new.base, field)
+        if before != after:
+            lines.append(f"base {field} {before or 'none'} → {after or 'none'}")
+    lines += _drift_of("", {a.name: a for a in old.artefacts}, {a.name: a for a in new.artefacts})
     lines += drift_of_packages(old.base.packages, new.base.packages)
     return lines
 
 
 def drift_of_packages(old: Iterable[OsPackage], new: Iterable[OsPackage]) -> list[str]:
     """What differs between two OS package lists, one line each."""
-    return _drift_of("OS package ", {p.name: (p.version, p) for p in old}, {p.name: (p.version, p) for p in new})
+    return _drift_of("OS package ", {p.name: p for p in old}, {p.name: p for p in new})
 
 
-def _drift_of(
-    kind: str, old: Mapping[str, tuple[str, object]], new: Mapping[str, tuple[str, object]]
-) -> list[str]:
+def _drift_of(kind: str, old: Mapping[str, Artefact | OsPackage], new: Mapping[str, Artefact | OsPackage]) -> list[str]:
     lines = []
     for name in sorted(old.keys() | new.keys()):
         if name not in new:
-            lines.append(f"{kind}{name} {old[name][0]} is gone")
+            lines.append(f"{kind}{name} {old[name].version} is gone")
         elif name not in old:
-            lines.append(f"{kind}{name} {new[name][0]} is new")
-        elif old[name][0] != new[name][0]:
-            lines.append(f"{kind}{name} {old[name][0]} → {new[name][0]}")
-        elif isinstance(before := old[name][1], Artefact) and isinstance(after := new[name][1], Artefact):
-            fields = [f for f in Artefact.model_fields if getattr(before, f) != getattr(after, f)]
-            lines += [f"{name} {before.version}: {f} {getattr(before, f)} → {getattr(after, f)}" for f in fields]
+            lines.append(f"{kind}{name} {new[name].version} is new")
+        elif (before := old[name]).version != (after := new[name]).version:
+            lines.append(f"{kind}{name} {before.version} → {after.version}")
+        else:
+            for field in type(before).model_fields:
+                was, now = getattr(before, field), getattr(after, field)
+                if was != now:
+                    lines.append(f"{kind}{name} {before.version}: {field} {_word(was, now)} → {_word(now, was)}")
     return lines
+
+
+def _word(value: object, other: object) -> str:
+    """A field's value in a line of `drift`; of a list, what the other list lacks."""
+    if isinstance(value, tuple) and isinstance(other, tuple):
+        return ", ".join(f"`{item}`" for item in value if item not in other) or "none"
+    text = "none" if value is None else str(value)
+    return f"{text[:12]}…" if len(text) == 64 else text
 
 
 def check_current(lock: Lock, matrix: Matrix, path: Path) -> None:

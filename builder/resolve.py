@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
 import tempfile
 import tomllib
 from collections.abc import Iterable, Mapping
 from email.parser import HeaderParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
-from packaging.markers import default_environment
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.tags import Tag, compatible_tags, cpython_tags
-from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from uv import find_uv_bin
 
 from builder import facts
 from builder.errors import LockError, UnreachableError
-from builder.index import RemoteWheel, fetch_metadata
+from builder.index import RemoteWheel, confined, fetch_metadata, offers
 from builder.lock import Artefact, Resolver
 from builder.matrix import DirectFile, Matrix
 from builder.settings import Settings, redact
 
-# uv's own words when an index does not answer; anything else that fails is a resolution that does not exist.
-_UNREACHABLE = ("error sending request", "Failed to fetch", "dns error", "tcp connect error", "Connect", "timed out")
+# uv's own words: a resolution that does not exist, else an index that does not answer.
+_NO_RESOLUTION = "No solution found"
+_UNREACHABLE = (
+    "error sending request",
+    "Failed to fetch",
+    "dns error",
+    "tcp connect error",
+    "(Connect)",
+    "timed out",
+    "error decoding response body",
+    "end of file before message length reached",
+    "HTTP status server error",
+)
+
+# The platforms that uv names (`uv pip compile --help`): a newer C library takes the wheels of an older one.
+_UV_GLIBC = (17, 28, *range(31, 41))
 
 
 def uv_version() -> str:
@@ -56,15 +72,15 @@ def target_tags(matrix: Matrix) -> list[Tag]:
         if number in legacy:
             platforms.append(legacy[number])
     platforms.append("linux_x86_64")
-    tags = [*cpython_tags(version, platforms=platforms)]
+    # Named, since packaging would otherwise ask the Python that runs this (debug and free-threaded builds differ).
+    tags = [*cpython_tags(version, abis=[f"cp{version[0]}{version[1]}"], platforms=platforms)]
     tags += compatible_tags(version, interpreter=f"cp{version[0]}{version[1]}", platforms=platforms)
     return tags
 
 
 def marker_environment(matrix: Matrix) -> dict[str, str]:
     """The values of PEP 508's markers in the image; nothing of the machine that resolves."""
-    environment = {key: str(value) for key, value in default_environment().items()}
-    environment |= {
+    return {
         "implementation_name": "cpython",
         "implementation_version": f"{matrix.python}.0",
         "os_name": "posix",
@@ -77,7 +93,6 @@ def marker_environment(matrix: Matrix) -> dict[str, str]:
         "python_version": matrix.python,
         "sys_platform": "linux",
     }
-    return environment
 
 
 def requirements(matrix: Matrix) -> list[str]:
@@ -95,12 +110,13 @@ def resolve(matrix: Matrix, settings: Settings) -> tuple[list[Artefact], Resolve
     index does not answer.
     """
     packages = _compile(matrix, settings)
-    files = {canonicalize_name(file.name): file for file in matrix.files}
+    files = {str(canonicalize_name(file.name)): file for file in matrix.files}
     ranks = {tag: rank for rank, tag in enumerate(target_tags(matrix))}
     chosen: list[tuple[str, str, dict[str, Any]]] = []
     missing = []
+    _require_files(files, packages)
     for package in packages:
-        name, version = canonicalize_name(package["name"]), package["version"]
+        name, version = str(canonicalize_name(package["name"])), package["version"]
         if name in files:
             continue
         wheel = _best(package.get("wheels", ()), ranks)
@@ -110,10 +126,17 @@ def resolve(matrix: Matrix, settings: Settings) -> tuple[list[Artefact], Resolve
             chosen.append((name, version, wheel))
     if missing:
         raise LockError(
-            f"{len(missing)} packages have no wheel for Python {matrix.python} on {matrix.platform}",
-            because=", ".join(missing) + ": a build installs wheels only, it compiles nothing",
+            f"no wheel for Python {matrix.python} on {matrix.platform}: {', '.join(missing)}",
+            because="a build installs wheels only, it compiles nothing",
             hint="pin a release that has one under `extras`",
         )
+    if unhashed := [f"{name} {version}" for name, version, wheel in chosen if "sha256" not in wheel.get("hashes", ())]:
+        raise LockError(
+            f"no sha256 is known of: {', '.join(unhashed)}",
+            because="the index does not state one, and a lock pins files by it",
+            hint="take it from another index, or name the file and its sha256 under `files`",
+        )
+    _require_indexes(matrix, settings, {name: wheel["hashes"]["sha256"] for name, _, wheel in chosen})
     remote = [RemoteWheel(n, v, _file_name(w), w["url"], w["hashes"]["sha256"]) for n, v, w in chosen]
     texts = fetch_metadata(remote, settings)
     environment = marker_environment(matrix)
@@ -124,7 +147,7 @@ def resolve(matrix: Matrix, settings: Settings) -> tuple[list[Artefact], Resolve
             Artefact(
                 name=name,
                 version=version,
-                metadata_version=headers["Version"] or version,
+                metadata_version=headers["Version"].strip(),
                 file=_file_name(wheel),
                 sha256=wheel["hashes"]["sha256"],
                 size=wheel.get("size"),
@@ -134,20 +157,54 @@ def resolve(matrix: Matrix, settings: Settings) -> tuple[list[Artefact], Resolve
                 layer=facts.layer_of(name),
             )
         )
-    artefacts += [_direct(file, environment) for file in files.values() if _is_used(file, packages)]
+    artefacts += [_direct(file, environment) for file in files.values()]
     return sorted(artefacts, key=lambda artefact: artefact.name), Resolver(name="uv", version=uv_version())
+
+
+def _require_files(files: Mapping[str, DirectFile], packages: Iterable[Mapping[str, Any]]) -> None:
+    """Raise `LockError` for a direct file that the resolution does not use: the lock would lack it, or lie."""
+    resolved = {str(canonicalize_name(package["name"])): str(package["version"]) for package in packages}
+    for name, file in files.items():
+        got = resolved.get(name)
+        if got == file.pinned_version:
+            continue
+        because = f"the resolution has {name} {got}" if got else f"nothing in the stack requires {name}"
+        raise LockError(
+            f"the file of `{name} {file.pinned_version}` is not used",
+            because=because,
+            hint=f"pin `{name}=={file.pinned_version}` under `extras`, or remove the entry under `files`",
+        )
+
+
+def _require_indexes(matrix: Matrix, settings: Settings, chosen: Mapping[str, str]) -> None:
+    """Raise `LockError` for a package that is to come from an index of the matrix and is not on it.
+
+    uv would take it from the default index then: another build of the same package, as a rule.
+    """
+    for key, index in matrix.indexes.items():
+        url = settings.indexes.get(key, index.url)
+        for name in sorted(set(index.packages) & set(chosen)):
+            if not offers(url, name, chosen[name], settings):
+                raise LockError(
+                    f"`{name}` is not on the index `{key}`",
+                    where=redact(url),
+                    because="the default index has it, and `indexes` says that it comes from this one",
+                    hint=f"remove it from `indexes.{key}.packages`, or pin a version that the index has",
+                )
 
 
 def _compile(matrix: Matrix, settings: Settings) -> list[dict[str, Any]]:
     major, minor = glibc_of(matrix)
-    with tempfile.TemporaryDirectory(prefix="builder-lock-") as temporary:
+    minor = max((known for known in _UV_GLIBC if known <= minor), default=_UV_GLIBC[0])
+    sources = {name: (settings.indexes.get(name, index.url), index.packages) for name, index in matrix.indexes.items()}
+    with tempfile.TemporaryDirectory(prefix="builder-lock-") as temporary, confined(sources) as doors:
         folder = Path(temporary)
         asked, overrides, output = folder / "requirements.in", folder / "overrides.txt", folder / "pylock.toml"
         asked.write_text("".join(f"{line}\n" for line in requirements(matrix)), encoding="utf-8")
         lines = [f"{override.package}=={override.ours}\n" for override in matrix.overrides]
         overrides.write_text("".join(lines), encoding="utf-8")
         argv = [find_uv_bin(), "pip", "compile", str(asked), "--format", "pylock.toml", "--output-file", str(output)]
-        argv += ["--quiet", "--no-header", "--no-build", "--prerelease", "if-necessary-or-explicit"]
+        argv += ["--quiet", "--no-header", "--no-build", "--prerelease", "disallow", "--python", sys.executable]
         argv += ["--python-version", matrix.python, "--python-platform", f"x86_64-manylinux_{major}_{minor}"]
         argv += ["--exclude-newer", f"{matrix.as_of}T00:00:00Z", "--overrides", str(overrides)]
         for name in matrix.prereleases:
@@ -155,11 +212,16 @@ def _compile(matrix: Matrix, settings: Settings) -> list[dict[str, Any]]:
         environment = settings.child_environment()
         if matrix.files:
             argv += _files_arguments(matrix.files, folder, environment)
-        for name, index in matrix.indexes.items():
-            argv += ["--index", f"{name}={settings.indexes.get(name, index.url)}"]
+        if doors:
+            environment["UV_INDEX"] = " ".join(f"{name}={url}" for name, url in doors.items())
+            for variable in ("no_proxy", "NO_PROXY"):
+                environment[variable] = ",".join(filter(None, [environment.get(variable), "127.0.0.1"]))
         done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
-            _raise(matrix, redact(done.stderr.replace(str(folder), "")))
+            words = redact(done.stderr.replace(f"{folder}/", ""))
+            for name, url in doors.items():
+                words = words.replace(url, redact(sources[name][0]).rstrip("/"))
+            _raise(matrix, words)
         packages: list[dict[str, Any]] = tomllib.loads(output.read_text(encoding="utf-8")).get("packages", [])
         return packages
 
@@ -173,10 +235,11 @@ def _files_arguments(files: Iterable[DirectFile], folder: Path, environment: dic
     config = folder / "uv.toml"
     entries = []
     for file in files:
-        required = ", ".join(f'"{requirement}"' for requirement in file.requires)
+        # A JSON string is a TOML string too, quotes in a marker and all.
         entries.append(
             "[[dependency-metadata]]\n"
-            f'name = "{file.name}"\nversion = "{file.pinned_version}"\nrequires-dist = [{required}]\n'
+            f"name = {json.dumps(file.name)}\nversion = {json.dumps(file.pinned_version)}\n"
+            f"requires-dist = {json.dumps(file.requires)}\n"
         )
     config.write_text("".join(entries), encoding="utf-8")
     environment.pop("UV_NO_CONFIG", None)
@@ -185,32 +248,40 @@ def _files_arguments(files: Iterable[DirectFile], folder: Path, environment: dic
 
 def _raise(matrix: Matrix, words: str) -> None:
     text = "\n".join(words.strip().splitlines()[-25:])
-    if any(sign in words for sign in _UNREACHABLE):
-        raise UnreachableError(
-            "the package index does not answer",
-            because=text,
-            hint="see that it can be reached; mirror and certificate authority: README, \"Mirrors and authorities\"",
-        )
-    raise LockError(
-        f"`{matrix.name}` has no resolution as of {matrix.as_of}",
-        because=text,
-        hint="an upstream pin that the stack breaks on purpose is declared under `overrides`, with its reason",
-    )
+    if _NO_RESOLUTION not in words and any(sign in words for sign in _UNREACHABLE):
+        hint = 'see that it can be reached; mirror and certificate authority: README, "Mirrors and authorities"'
+        if "certificate" in words or "UnknownIssuer" in words:
+            hint = "name the site's certificate authority: BUILDER_CA=/path/to/ca.pem"
+        raise UnreachableError("the package index does not answer", because=text, hint=hint)
+    hint = "an upstream pin that the stack breaks on purpose is declared under `overrides`, with its reason"
+    if "pre-releases weren't enabled" in words:
+        # uv's own advice would let in every pre-release there is.
+        text = "\n".join(line for line in text.splitlines() if "--prerelease" not in line).strip()
+        hint = "a package of which a pre-release may be taken is named under `prereleases`"
+    elif "building source distributions is disabled" in words:
+        hint = "a build installs wheels only, it compiles nothing: pin a release that has a wheel under `extras`"
+    raise LockError(f"`{matrix.name}` has no resolution as of {matrix.as_of}", because=text, hint=hint)
 
 
 def _best(wheels: Iterable[dict[str, Any]], ranks: Mapping[Tag, int]) -> dict[str, Any] | None:
-    best: tuple[int, dict[str, Any]] | None = None
+    """The wheel of the best tag; of two, the one with the higher build number, as installers do."""
+    best: tuple[tuple[int, Any], dict[str, Any]] | None = None
     for wheel in wheels:
-        tags = parse_wheel_filename(_file_name(wheel))[3]
+        try:
+            _, _, build, tags = parse_wheel_filename(_file_name(wheel))
+        except InvalidWheelFilename:
+            continue
         rank = min((ranks[tag] for tag in tags if tag in ranks), default=None)
-        if rank is not None and (best is None or rank < best[0]):
-            best = (rank, wheel)
+        if rank is None:
+            continue
+        order = (-rank, build or (-1, ""))
+        if best is None or order > best[0]:
+            best = (order, wheel)
     return best[1] if best else None
 
 
 def _file_name(wheel: Mapping[str, Any]) -> str:
-    name = wheel.get("name") or wheel["url"].rsplit("/", 1)[-1].split("#", 1)[0]
-    return str(name).replace("%2B", "+")
+    return unquote(str(wheel.get("name") or wheel["url"].split("#", 1)[0].rsplit("/", 1)[-1]))
 
 
 def _index_of(name: str, matrix: Matrix) -> str:
@@ -245,11 +316,4 @@ def _direct(file: DirectFile, environment: Mapping[str, str]) -> Artefact:
         url=file.url,
         requires=tuple(_requires(file.requires, environment)),
         layer=facts.layer_of(name),
-    )
-
-
-def _is_used(file: DirectFile, packages: Iterable[Mapping[str, Any]]) -> bool:
-    return any(
-        canonicalize_name(package["name"]) == canonicalize_name(file.name) and package["version"] == file.pinned_version
-        for package in packages
     )

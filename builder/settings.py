@@ -27,7 +27,8 @@ _SYSTEM_CA = (Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/pki/tls/cer
 
 def redact(url: str) -> str:
     """`url` without user name and password, for every text that people or logs see."""
-    return re.sub(r"(?<=://)[^/@\s]+@", "***@", url)
+    # Up to the last `@`: a password may hold one.
+    return re.sub(r"(?<=://)[^/\s]+@", "***@", url)
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,16 @@ class Settings:
 
 def config_path() -> Path:
     """`$XDG_CONFIG_HOME/builder/config.toml`."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "builder" / "config.toml"
+    return _folder("XDG_CONFIG_HOME", ".config") / "builder" / "config.toml"
+
+
+def _folder(variable: str, below_home: str) -> Path:
+    if os.environ.get(variable):
+        return Path(os.environ[variable]).absolute()
+    try:
+        return Path.home() / below_home
+    except RuntimeError as error:
+        raise UsageError("the home folder is not known", because=str(error), hint=f"set HOME or {variable}") from error
 
 
 def _read_config(path: Path) -> dict[str, object]:
@@ -76,7 +86,9 @@ def _read_config(path: Path) -> dict[str, object]:
     for key in config:
         if key not in CONFIG_KEYS:
             allowed = ", ".join(f"`{name}`" for name in sorted(CONFIG_KEYS))
-            raise UsageError(f"unknown key `{key}` in the configuration", where=str(path), hint=f"known keys: {allowed}")
+            raise UsageError(
+                f"unknown key `{key}` in the configuration", where=str(path), hint=f"known keys: {allowed}"
+            )
     return config
 
 
@@ -89,13 +101,19 @@ def _file(value: object, name: str, where: str) -> Path | None:
     return path
 
 
-def _url(value: object, name: str, where: str) -> str | None:
+def _url(value: object, name: str, where: str, schemes: tuple[str, ...] = ("https", "http")) -> str | None:
     if value is None or value == "":
         return None
     url = str(value)
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in schemes and bool(parts.hostname or parts.scheme == "file")
+    except ValueError:
+        valid = False
     # A newline or a space in a URL could end up as an argument of its own somewhere down the line.
-    if urlsplit(url).scheme not in ("https", "http", "file") or re.search(r"[\s\x00-\x1f]", url):
-        raise UsageError(f"`{name}` is not a URL", where=where, because=f"got `{redact(url)!s}`", hint="use https://…")
+    if not valid or re.search(r"[\s\x00-\x1f\x7f\"'\\<>`]", url):
+        because = f"got {redact(url)[:200]!r}, allowed: {', '.join(f'{scheme}://…' for scheme in schemes)}"
+        raise UsageError(f"`{name}` is not a URL", where=where, because=because)
     return url
 
 
@@ -112,7 +130,8 @@ def load() -> Settings:
         if key in config:
             return config[key], where
         for name in fallbacks:
-            if os.environ.get(name):
+            # requests takes a folder of certificates too; neither uv's variable nor a build secret does.
+            if os.environ.get(name) and not Path(os.environ[name]).is_dir():
                 return os.environ[name], f"environment variable {name}"
         return None, ""
 
@@ -123,15 +142,17 @@ def load() -> Settings:
     if not isinstance(named, dict):
         raise UsageError("`indexes` is not a table", where=where, hint='write `indexes.NAME = "https://…"`')
     cache_value, _ = pick("cache", "BUILDER_CACHE")
-    cache_root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "builder"
     return Settings(
         ca=ca,
         index=_url(*_named("index", pick("index", "BUILDER_INDEX", _INDEX_VARIABLES))),
         indexes={name: url for name, value in named.items() if (url := _url(value, f"indexes.{name}", where))},
-        archive=_url(*_named("archive", pick("archive", "BUILDER_ARCHIVE"))),
+        # apt reads an archive on a disk; an index on a disk would not be seen inside a build.
+        archive=_url(*_named("archive", pick("archive", "BUILDER_ARCHIVE")), schemes=("https", "http", "file")),
         netrc=_file(*_named("netrc", pick("netrc", "BUILDER_NETRC", ("NETRC",)))),
         proxies=_proxies(),
-        cache=Path(str(cache_value)).expanduser().absolute() if cache_value else cache_root,
+        cache=Path(str(cache_value)).expanduser().absolute()
+        if cache_value
+        else _folder("XDG_CACHE_HOME", ".cache") / "builder",
     )
 
 

@@ -15,28 +15,50 @@ from packaging.utils import canonicalize_name
 from pydantic import create_model
 
 from builder.facts.models import (
+    BytecodeFact,
+    CostFact,
     CubinFact,
     CudaFact,
+    CudaMajorFact,
     DistributionFact,
     Fact,
     GpuFact,
+    ImportPackageFact,
+    IncompatibleFact,
     KernelFact,
     LayerFact,
+    OsLibraryFact,
+    OsPackageFact,
+    TogetherFact,
+    TorchBuildFact,
     TorchFact,
+    TritonFact,
+    UnpackedFact,
 )
 from builder.fields import Model, json_schema
 from builder.validate import validate
 from builder.yamlsource import parse_source
 
 __all__ = [
+    "BytecodeFact",
+    "CostFact",
     "CubinFact",
     "CudaFact",
+    "CudaMajorFact",
     "DistributionFact",
     "Fact",
     "GpuFact",
+    "ImportPackageFact",
+    "IncompatibleFact",
     "KernelFact",
     "LayerFact",
+    "OsLibraryFact",
+    "OsPackageFact",
+    "TogetherFact",
+    "TorchBuildFact",
     "TorchFact",
+    "TritonFact",
+    "UnpackedFact",
     "layer_of",
     "load_facts",
     "load_named",

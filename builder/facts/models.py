@@ -5,11 +5,25 @@ To add a file `facts/NAME.yaml`: a subclass of `Fact` with ``file = "NAME"`` her
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from builder.fields import Capability, Codename, CudaVersion, Form, Model, NotEmpty, PackageName, Pin, Prose, Version
+from builder.fields import (
+    Capability,
+    Codename,
+    CudaVersion,
+    EnvName,
+    Form,
+    Model,
+    NotEmpty,
+    OsPackage,
+    PackageName,
+    Pin,
+    Prose,
+    Requirement,
+    Version,
+)
 
 Pattern = Annotated[
     str, Form("a package name or pattern", r"[a-z0-9][a-z0-9-]*\*?|\*", "as in nvidia-* or torch", max_length=100)
@@ -65,6 +79,10 @@ class CudaFact(Fact):
     """whether the wheels hold a compiler"""
     compiler: tuple[PackageName, ...] = ()
     """the wheels the compiler consists of, each of which has to be named"""
+    lockstep: tuple[PackageName, ...] = ()
+    """those of them whose versions have to be equal"""
+    incoherent: Prose | None = None
+    """what parts of two releases were seen to do"""
     because: Prose
     """what it means for an image"""
 
@@ -138,3 +156,154 @@ class DistributionFact(Fact):
     """the Python in its archive"""
     glibc: Version | None = None
     """its C library, which decides which wheels install, where it was seen"""
+
+
+class OsPackageFact(Fact):
+    """An OS package that every image has, and why."""
+
+    file = "os-packages"
+
+    package: OsPackage
+    """the package"""
+    when: Literal["always", "jit"] = "always"
+    """jit: only in images that can compile kernels when they run"""
+    reason: Prose
+    """why it is there"""
+
+
+class BytecodeFact(Fact):
+    """A distribution whose import packages get bytecode in the image, because a server imports them at start."""
+
+    file = "bytecode"
+
+    distribution: PackageName
+    """the distribution"""
+    packages: tuple[
+        Annotated[str, Form("a folder or module in site-packages", r"[A-Za-z_]\w*(/\w+)*(\.py)?", "as in torch", max_length=100)], ...
+    ] = Field(min_length=1)
+    """its folders or modules, relative to site-packages"""
+
+
+class CudaMajorFact(Fact):
+    """Which CUDA major a distribution's files belong to: by the end of its name, or by name and version."""
+
+    file = "cuda-majors"
+
+    suffixes: tuple[Annotated[str, Form("a suffix", r"-[a-z0-9]{1,20}", "as in -cu13")], ...] = ()
+    """ends of names"""
+    packages: tuple[PackageName, ...] = ()
+    """names"""
+    versions: Pin | None = None
+    """the releases, as a range; every one unless it is given"""
+    major: int | Literal["version", "both"]
+    """the major; version: the first number of the version; both: none, it is there for several on purpose"""
+
+
+class ImportPackageFact(Fact):
+    """An import package that several distributions install."""
+
+    file = "import-packages"
+
+    package: Annotated[str, Form("an import package", r"[A-Za-z_]\w*", "as in sgl_kernel", max_length=100)]
+    """the import package"""
+    distributions: Annotated[tuple[Requirement, ...], NotEmpty()]
+    """who installs it, where need be with the releases that do"""
+    hint: Prose
+    """which one to keep"""
+
+
+class TorchBuildFact(Fact):
+    """Which torch the compiled code in a release fits."""
+
+    file = "torch-builds"
+
+    package: PackageName
+    """the package"""
+    versions: Pin
+    """its releases, as a range"""
+    torch: Pin | None = None
+    """the torch that it was built for, or was seen to work with"""
+    broken: tuple[Pin, ...] = ()
+    """the torch that was seen to lack what it needs"""
+    effect: Literal["fails", "degrades"] = "fails"
+    """degrades: the package notices and goes on without its compiled operators"""
+    because: Prose
+    """what it needs of torch"""
+
+
+class TogetherFact(Fact):
+    """What is known about releases when all of them are in one stack."""
+
+    together: Annotated[tuple[Requirement, ...], NotEmpty()]
+    """the releases, as in torch==2.9.1"""
+    gpus: tuple[Capability, ...] = ()
+    """the compute capabilities it is about; every one unless given"""
+    jit: Literal["nvcc", "none"] | None = None
+    """the kind of image it is about; both unless given"""
+    because: Prose
+    """what happens"""
+    hint: Prose
+    """what to do"""
+
+
+class IncompatibleFact(TogetherFact):
+    """Releases that do not work together."""
+
+    file = "incompatible"
+
+    confidence: Literal["proven", "likely"]
+    """proven: seen to fail"""
+    accepted_by: EnvName | None = None
+    """the environment variable by which a matrix says that it knows"""
+
+
+class CostFact(TogetherFact):
+    """Releases that work together and cost something."""
+
+    file = "costs"
+
+    severity: Literal["warning", "note"]
+    """how much it matters"""
+
+
+class OsLibraryFact(Fact):
+    """A library of the operating system that a wheel links to and does not bring."""
+
+    file = "os-libraries"
+
+    package: PackageName
+    """the package"""
+    versions: Pin
+    """its releases, as a range"""
+    library: Annotated[str, Form("a library", r"lib[A-Za-z0-9_.+-]+\.so(\.[0-9]+)*", "as in libnuma.so.1")]
+    """what it links to"""
+    os_packages: Annotated[tuple[OsPackage, ...], NotEmpty()]
+    """the OS packages that have it, one of which is enough"""
+
+
+class TritonFact(Fact):
+    """The assembler in triton's wheels."""
+
+    file = "triton"
+
+    versions: Pin
+    """the triton releases, as a range"""
+    ptxas: CudaVersion
+    """the CUDA release of its newest ptxas"""
+    lacks: Annotated[tuple[Capability, ...], NotEmpty()]
+    """the compute capabilities it cannot assemble for"""
+
+
+class UnpackedFact(Fact):
+    """What the wheels of a stack became when they were installed. Sizes in bytes."""
+
+    file = "unpacked"
+
+    stack: Prose
+    """which stack"""
+    wheels: int = Field(gt=0)
+    """the wheels, as they are downloaded"""
+    files: int = Field(gt=0)
+    """the sum of the files' sizes: what an image's size says"""
+    disk: int = Field(gt=0)
+    """the blocks that the files take on a disk"""

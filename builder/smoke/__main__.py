@@ -91,8 +91,8 @@ def read_native(path: Path, spec: Spec) -> list[dict[str, Any]]:
         raise SpecError(f"cannot read the native part: {error.strerror}: {path}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise SpecError(f"the native part is not a smoke report: {path}") from error
-    if lock != spec.lock:
-        raise SpecError(f"the native part is of another lock: {lock[:12]}, the spec's is {spec.lock[:12]}")
+    if lock != spec.native_lock:
+        raise SpecError(f"the native part is of another lock: {lock[:12]}, the spec's is {spec.native_lock[:12]}")
     return checks
 
 

@@ -65,7 +65,7 @@ class Workspace:
         for name in ("home", "cache", "tmp", "stub", "pycache", "work", "triton", "flashinfer", "inductor"):
             (self.root / name).mkdir()
         self.scrub = Scrubber(self.root)
-        self.compiled = _has_bytecode(tree)
+        _link_bytecode(tree, self.root / "pycache")
         python = tree.prefix / "bin" / "python"
         self.python = str(python) if python.exists() else sys.executable
 
@@ -115,11 +115,9 @@ class Workspace:
     def python_command(self, script: str, *arguments: str) -> list[str]:
         """Run ``script``, a file beside this one, isolated: no user site, no PYTHON* variables, no working folder.
 
-        Where the image holds no bytecode, children share one cache of it in the workspace, so that one compiles for all.
+        Children share one cache of bytecode in the workspace, so that one compiles for all what the image has none for.
         """
-        options = ["-I"]
-        options += ["-B"] if self.compiled else ["-X", f"pycache_prefix={self.root / 'pycache'}"]
-        return [self.python, *options, str(Path(__file__).with_name(script)), *arguments]
+        return [self.python, "-I", "-X", f"pycache_prefix={self.root / 'pycache'}", str(Path(__file__).with_name(script)), *arguments]
 
     def run(
         self,
@@ -172,8 +170,17 @@ def shorten(text: str, width: int = 400) -> str:
     return textwrap.shorten(" ".join(text.split()), width, placeholder=" …")
 
 
-def _has_bytecode(tree: Tree) -> bool:
-    """Whether the image was compiled: half of the packages that have an `__init__.py` have bytecode for it."""
-    packages = [item.parent for item in tree.site_packages.glob("*/__init__.py")]
-    compiled = [item for item in packages if any((item / "__pycache__").glob("__init__.*.pyc"))]
-    return bool(packages) and 2 * len(compiled) >= len(packages)
+def _link_bytecode(tree: Tree, cache: Path) -> None:
+    """Let children use the image's bytecode and write what it lacks: with a cache prefix, Python looks there alone.
+
+    `a/__pycache__/b.cpython-311.pyc` is looked for as PREFIX/…/a/b.cpython-311.pyc (PEP 3147, sys.pycache_prefix).
+    """
+    for folder, folders, files in os.walk(tree.site_packages):
+        if os.path.basename(folder) != "__pycache__":
+            continue
+        folders.clear()
+        place = cache / os.path.dirname(os.path.abspath(folder)).lstrip("/")
+        place.mkdir(parents=True, exist_ok=True)
+        for name in files:
+            if name.endswith(".pyc"):
+                (place / name).symlink_to(f"{folder}/{name}")

@@ -56,35 +56,48 @@ def drop(path):
     return False
 
 
-def main(argv):
-    """Return 0; an error is an exception, and fails the build step."""
-    parser = argparse.ArgumentParser(description="fix times and modes of what a build step wrote")
-    parser.add_argument("--epoch", type=int, required=True, help="seconds since 1970 for every file and folder")
-    parser.add_argument("--start", required=True, help="a file made at the step's start; it is removed")
-    parser.add_argument("--compile", action="append", default=[], help="package folder or module to compile")
-    parser.add_argument("folders", nargs="+")
-    arguments = parser.parse_args(argv)
-    start = os.stat(arguments.start).st_ctime_ns
-    os.unlink(arguments.start)
-    for path in arguments.compile:
-        compile_package(path, workers=os.cpu_count() or 1)
-    lock = "/opt/venv/.lock"
-    if os.path.exists(lock):
-        os.unlink(lock)
-    for folder in arguments.folders:
+def finish(start_file, epoch, folders):
+    """Fix what the step that made `start_file` wrote below `folders`; the start file goes."""
+    start = os.stat(start_file).st_ctime_ns
+    os.unlink(start_file)
+    for path in ("/opt/venv/.lock",):
+        if os.path.exists(path):
+            os.unlink(path)
+    for folder in folders:
         for path in entries(folder):
             status = os.lstat(path)
             if status.st_ctime_ns < start or drop(path):
                 continue
             if not os.path.islink(path):
-                # Readable by any --user; the umask of the machine that built it must not show.
-                mode = status.st_mode & 0o7777
-                wanted = mode | 0o555 if os.path.isdir(path) else mode | 0o444 | (0o111 if mode & 0o100 else 0)
-                if mode & 0o1000 == 0 and path.startswith("/opt/"):
-                    wanted &= ~0o022
-                if wanted != mode:
+                wanted = fixed_mode(path, status.st_mode & 0o7777)
+                if wanted is not None:
                     os.chmod(path, wanted)
-            os.utime(path, (arguments.epoch, arguments.epoch), follow_symlinks=False)
+            os.utime(path, (epoch, epoch), follow_symlinks=False)
+
+
+def fixed_mode(path, mode):
+    """The mode for a file or folder below /opt or /usr/local, None if it is right already or not ours to set.
+
+    Readable by any --user and writable by root alone: the umask of the machine that built it must not show.
+    """
+    if not path.startswith(("/opt/", "/usr/local/")):
+        return None
+    wanted = 0o755 if os.path.isdir(path) or mode & 0o100 else 0o644
+    return wanted if wanted != mode else None
+
+
+def main(argv):
+    """Return 0; an error is an exception, and fails the build step."""
+    parser = argparse.ArgumentParser(description="fix times and modes of what a build step wrote")
+    parser.add_argument("--epoch", type=int, help="seconds since 1970 for every file and folder")
+    parser.add_argument("--start", help="a file made at the step's start; it is removed")
+    parser.add_argument("--compile", action="append", default=[], help="package folder or module to compile")
+    parser.add_argument("folders", nargs="*")
+    arguments = parser.parse_args(argv)
+    for path in arguments.compile:
+        compile_package(path, workers=os.cpu_count() or 1)
+    if arguments.start:
+        finish(arguments.start, arguments.epoch, arguments.folders)
     return 0
 
 

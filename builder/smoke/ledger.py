@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from builder.smoke.report import Result
+from builder.smoke.report import Result, count
 from builder.smoke.spec import ExceptionEntry
 from builder.smoke.tree import Tree
 
@@ -77,3 +77,5 @@ class Ledger:
                         hint="the entry is in builder/facts/exceptions.yaml; narrow its `file`, `versions` or `checks`, "
                         "or take it out",
                     )
+        if result.exceptions:
+            result.detail += f"; {count(len(result.exceptions), 'known exception')}"

@@ -53,7 +53,7 @@ def check_needed(native: Native, ledger: Ledger) -> Result:
 
 def _with_loaders(native: Native) -> Iterable[tuple[NativeFile, Loader]]:
     for file in native.shared_objects:
-        yield file, native.loader
+        yield file, native.loader_for(file)
     for file in native.programs:
         yield file, native.bare_loader
 
@@ -120,7 +120,7 @@ def check_symbols(native: Native, ledger: Ledger) -> Result:
             continue
         looked += file in files
         closure = loader.closure(native.tree.path(file.path))
-        scope = [*loader.global_scope, *closure.objects] if file in files else closure.objects
+        scope = loader.scope(closure)
         absent_versions = _absent_versions(native, file, closure)
         versions += len(file.elf.verneed)
         if absent_versions:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from builder.smoke.child import Outcome, describe_end
 from builder.smoke.ledger import Ledger
-from builder.smoke.native import Native
+from builder.smoke.native import Native, NativeFile
 from builder.smoke.report import Result, count
 
 # Seconds for one file. The slowest of the real stack, flash_ops with 1.7 GB, takes under 3 when it is not in the page cache.
@@ -31,7 +31,7 @@ def check_load(native: Native, ledger: Ledger) -> Result:
     assert native.stubs is not None
     servers = min(os.cpu_count() or 1, 4, len(files))
     with ThreadPoolExecutor(servers) as pool:
-        shares = [[str(native.tree.path(file.path)) for file in files[i::servers]] for i in range(servers)]
+        shares = [files[i::servers] for i in range(servers)]
         outcomes = list(pool.map(lambda share: _serve(native, share), shares))
     answers = {}
     for outcome in outcomes:
@@ -65,11 +65,12 @@ def check_load(native: Native, ledger: Ledger) -> Result:
     return result
 
 
-def _serve(native: Native, paths: list[str]) -> Outcome:
+def _serve(native: Native, files: list[NativeFile]) -> Outcome:
     command = native.workspace.python_command(
         "load_child.py", str(native.tree.site_packages), "torch" if native.torch else "", str(FILE_TIMEOUT)
     )
-    return native.workspace.run(command, timeout=_ALL_TIMEOUT, stdin="".join(f"{path}\n" for path in paths))
+    jobs = [{"path": str(native.tree.path(file.path)), "first": native.companions(file)} for file in files]
+    return native.workspace.run(command, timeout=_ALL_TIMEOUT, stdin="".join(json.dumps(job) + "\n" for job in jobs))
 
 
 def _report(native: Native, ledger: Ledger, result: Result, path: str, answer: dict[str, object]) -> None:

@@ -1,7 +1,8 @@
 """Runs isolated in a child: a fork server. Imports torch once, then opens each file in a fork of its own.
 
-Reads one path a line from standard input; answers one JSON object a line: {"path", "code", "error", "seconds"}; ``code`` is
-the exit status, negative for a signal, null for one that took too long. A script of its own.
+Reads one JSON object a line from standard input: {"path", "first"}, where ``first`` lists libraries to open before, each with
+whether RTLD_GLOBAL. Answers one a line: {"path", "code", "error", "seconds"}; ``code`` is the exit status, negative for a
+signal, null for one that took too long. A script of its own.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from typing import Any
 OPENED, REFUSED = 0, 3
 
 
-def open_file(path: str, pipe: int) -> None:
+def open_file(path: str, first: list[tuple[str, bool]], pipe: int) -> None:
     """In the fork: open, say what was said against it, and leave without running destructors."""
     try:
+        for library, is_global in first:
+            ctypes.CDLL(library, mode=os.RTLD_NOW | (os.RTLD_GLOBAL if is_global else os.RTLD_LOCAL))
         ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
     except BaseException as error:
         os.write(pipe, f"{error}".encode(errors="replace")[:8192])
@@ -29,7 +32,7 @@ def open_file(path: str, pipe: int) -> None:
     os._exit(OPENED)
 
 
-def start(path: str) -> tuple[int, int]:
+def start(path: str, first: list[tuple[str, bool]]) -> tuple[int, int]:
     """Fork; the child's standard error goes into the pipe too, for what a library prints before it aborts."""
     readable, writable = os.pipe()
     pid = os.fork()
@@ -40,7 +43,7 @@ def start(path: str) -> tuple[int, int]:
         os.dup2(nothing, 0)
         os.dup2(nothing, 1)
         os.dup2(writable, 2)
-        open_file(path, writable)
+        open_file(path, first, writable)
     os.close(writable)
     return pid, readable
 
@@ -76,9 +79,10 @@ def main() -> None:
     warnings.simplefilter("ignore")
     answers: Any = os.fdopen(os.dup(1), "w", encoding="utf-8")
     for line in sys.stdin:
-        path = line.rstrip("\n")
+        job = json.loads(line)
+        path = job["path"]
         began = time.monotonic()
-        code, error = finish(*start(path), began + timeout)
+        code, error = finish(*start(path, job["first"]), began + timeout)
         answer = {"path": path, "code": code, "error": error, "seconds": time.monotonic() - began}
         print(json.dumps(answer), file=answers, flush=True)
 

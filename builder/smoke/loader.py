@@ -11,6 +11,7 @@ Modelled on ld.so(8) and glibc's elf/dl-load.c and dl-lookup.c:
 
 from __future__ import annotations
 
+import copy
 import os
 import struct
 from collections.abc import Iterable, Sequence
@@ -102,10 +103,12 @@ class Loader:
         loaded: Iterable[str] = (),
         opened_global: Iterable[str] = (),
         library_path: Sequence[str] = (),
+        provided: Iterable[str] = (),
         cache: Path = _CACHE,
     ) -> None:
         self.library = library
         self._library_path = [folder for folder in library_path if folder]
+        self._provided = frozenset(provided)
         self._cache = read_cache(cache)
         self.loaded: dict[str, Object] = {}
         self._found: dict[tuple[str, str], str | None] = {}
@@ -123,6 +126,33 @@ class Loader:
             for item in self.closure(root).objects:
                 if item not in self.global_scope:
                     self.global_scope.append(item)
+
+    def after(self, opened: Iterable[tuple[str, bool]]) -> Loader:
+        """The state after opening some more files, each with whether it is opened RTLD_GLOBAL."""
+        state = copy.copy(self)
+        state.loaded, state.global_scope = dict(self.loaded), list(self.global_scope)
+        for path, is_global in opened:
+            try:
+                closure = state.closure(path)
+            except (OSError, ElfError):
+                continue  # `needed` and `record` report that file itself
+            if any(name not in self._provided for name, _ in closure.missing):
+                continue  # it cannot be opened, so it will not be there
+            for item in closure.objects:
+                state.loaded.setdefault(item.name, item)
+                if is_global and item not in state.global_scope:
+                    state.global_scope.append(item)
+        return state
+
+    def scope(self, closure: Closure) -> list[Object]:
+        """Where symbols of the closure's first object are looked up, in order.
+
+        An object that is already loaded was bound when it was: in the scope of whatever opened it, which is among what is
+        loaded.
+        """
+        root = closure.objects[0]
+        others = list(self.loaded.values()) if any(item.path == root.path for item in self.loaded.values()) else []
+        return [*self.global_scope, *closure.objects, *others]
 
     @property
     def default_folders(self) -> list[str]:

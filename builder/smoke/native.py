@@ -12,7 +12,7 @@ from functools import cached_property
 from builder.elf import Elf, ElfError
 from builder.smoke.child import Workspace
 from builder.smoke.loader import Library, Loader, Object
-from builder.smoke.spec import Spec
+from builder.smoke.spec import Spec, normalise
 from builder.smoke.stub import write_stub
 from builder.smoke.tree import Distribution, Tree
 
@@ -46,6 +46,7 @@ class Native:
     def __init__(self, spec: Spec, tree: Tree, workspace: Workspace, scope: frozenset[str]) -> None:
         self.spec, self.tree, self.workspace, self.scope = spec, tree, workspace, scope
         self.library = Library()
+        self._with_companions: dict[tuple[tuple[str, bool], ...], Loader] = {}
 
     def _read(self, paths: list[tuple[str, Distribution]]) -> list[NativeFile]:
         files = []
@@ -129,12 +130,35 @@ class Native:
             loaded=observed.loaded if observed else (),
             opened_global=observed.opened_global if observed else (),
             library_path=folders,
+            provided=self.drivers,
         )
 
     @cached_property
     def loader(self) -> Loader:
         """The model of a process after `import torch`."""
         return self._loader(self.observed)
+
+    def companions(self, file: NativeFile) -> tuple[tuple[str, bool], ...]:
+        """Libraries that this file's own package opens before it, with whether it does so RTLD_GLOBAL.
+
+        Such a file cannot be opened by itself and is not meant to be (facts: `loaded_first`).
+        """
+        found: list[tuple[str, bool]] = []
+        for fact in self.spec.facts.get("loaded_first", ()):
+            if file.owner.name == normalise(fact["distribution"]) and any(
+                fnmatchcase(file.path, glob) for glob in fact["files"]
+            ):
+                for glob in fact["libraries"]:
+                    paths = sorted(path for path in self.tree.owners if fnmatchcase(path, glob))
+                    found += [(str(self.tree.path(path)), bool(fact.get("global"))) for path in paths]
+        return tuple(found)
+
+    def loader_for(self, file: NativeFile) -> Loader:
+        """The state in which this shared object is opened: after `import torch`, and after its companions."""
+        companions = self.companions(file)
+        if companions and companions not in self._with_companions:
+            self._with_companions[companions] = self.loader.after(companions)
+        return self._with_companions[companions] if companions else self.loader
 
     @cached_property
     def bare_loader(self) -> Loader:

@@ -84,10 +84,11 @@ class SharedFiles:
 
 @dataclass(frozen=True)
 class Spec:
-    """The whole spec. ``facts`` is `smoke.yaml` as it stands, less what has a field of its own here."""
+    """The whole spec. ``native_lock`` is the ``lock`` that the spec of the native part alone has; ``facts`` is `smoke.yaml` as it stands, less what has a field of its own here."""
 
     matrix: str
     lock: str
+    native_lock: str
     site_packages: Path
     cuda_version: str
     cuda_major: int
@@ -151,6 +152,7 @@ def parse_spec(data: Any) -> Spec:
     return Spec(
         matrix=top.text("matrix"),
         lock=top.text("lock"),
+        native_lock=top.text("native_lock"),
         site_packages=Path(top.text("site_packages")),
         cuda_version=cuda.text("version"),
         cuda_major=cuda.number("major"),
@@ -161,7 +163,9 @@ def parse_spec(data: Any) -> Spec:
             Artefact(**{name: item.text(name) for name in Artefact.__dataclass_fields__})
             for item in top.children("artefacts")
         ),
-        exceptions=tuple(_exception(item) for item in top.children("exceptions")),
+        exceptions=tuple(
+            _exception(item) for item in top.children("exceptions") if _applies(item, cuda.number("major"))
+        ),
         shared_files=tuple(
             SharedFiles(
                 item.text("id"),
@@ -184,10 +188,16 @@ def _gpu(item: _Reader) -> Gpu:
     return gpu
 
 
+def _applies(item: _Reader, cuda_major: int) -> bool:
+    """Whether an entry's `when` is true of this stack; `gpu` is for the checks that have targets to decide."""
+    when = item.data.get("when") or {}
+    if not isinstance(when, dict) or set(when) - {"gpu", "cuda"}:
+        raise SpecError(f"{item.where}.when may hold `gpu` and `cuda` only, such as {{'gpu': '9.0', 'cuda': 13}}")
+    return str(when.get("cuda", cuda_major)) == str(cuda_major)
+
+
 def _exception(item: _Reader) -> ExceptionEntry:
     when = item.data.get("when") or {}
-    if not isinstance(when, dict) or set(when) - {"gpu"}:
-        raise SpecError(f"{item.where}.when may hold `gpu` only, such as {{'gpu': '9.0'}}")
     checks = item.texts("checks")
     if not checks:
         raise SpecError(f"{item.where}.checks is empty: an exception that excuses nothing")

@@ -1,0 +1,214 @@
+"""The verbs; no logic. Heavy imports stay inside the verbs, so that `--help` is instant."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from builder import __version__
+from builder.errors import BuilderError, ExitCode
+
+ROOT = Path(__file__).resolve().parent.parent
+MATRICES = ROOT / "matrices"
+
+Verb = Callable[[argparse.Namespace], int]
+
+
+def _path(arguments: argparse.Namespace) -> Path:
+    from builder.matrix import find_matrix
+
+    path = find_matrix(arguments.matrix, MATRICES)
+    # As the user would write it: messages say `matrices/x.yaml:12`.
+    return path.relative_to(Path.cwd()) if path.is_absolute() and path.is_relative_to(Path.cwd()) else path
+
+
+def _print_json(value: object) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from builder.inventory import as_text, inventory
+
+    rows = inventory(MATRICES)
+    _print_json({"matrices": rows}) if arguments.json else print(as_text(rows))
+    return ExitCode.OK
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from datetime import UTC, datetime
+
+    from builder.findings import exit_code
+    from builder.lock import check_current, lock_path, read_lock
+    from builder.matrix import load
+    from builder.rules import Context, evaluate_rules
+
+    path = _path(arguments)
+    loaded = load(path)
+    lock = read_lock(lock_path(path))
+    check_current(lock, loaded.matrix, lock_path(path))
+    findings = evaluate_rules(Context(loaded, datetime.now(UTC).date(), lock))
+    code = exit_code(findings)
+    if arguments.json:
+        shown = [finding.model_dump(mode="json") for finding in findings]
+        _print_json({"ok": code == ExitCode.OK, "matrix": loaded.matrix.name, "findings": shown})
+    else:
+        for finding in findings:
+            print(finding)
+        from builder.rules import RULES
+
+        verdict = "fine" if code == ExitCode.OK else "broken"
+        print(f"{loaded.matrix.name}: {verdict}, {len(RULES)} rules over {len(lock.artefacts)} wheels")
+    return code
+
+
+def _lock(arguments: argparse.Namespace) -> int:
+    from builder.locking import check_lock, make_lock, set_as_of
+    from builder.settings import load as settings
+
+    path = _path(arguments)
+    if arguments.check:
+        lines = check_lock(path, settings())
+        if arguments.json:
+            _print_json({"ok": not lines, "drift": lines})
+        else:
+            print("\n".join(lines) if lines else f"{path}: the lock is current")
+        return ExitCode.LOCK if lines else ExitCode.OK
+    if arguments.as_of:
+        set_as_of(path, arguments.as_of)
+    lock, lines = make_lock(path, settings())
+    if arguments.json:
+        _print_json({"ok": True, "lock": lock.digest, "artefacts": len(lock.artefacts), "drift": lines})
+    else:
+        print("\n".join([*lines, f"{lock.matrix}: {len(lock.artefacts)} wheels, lock {lock.digest[:12]}"]))
+    return ExitCode.OK
+
+
+def _render(arguments: argparse.Namespace) -> int:
+    from builder.rendering import render_verb
+
+    print(render_verb(_path(arguments), diff=arguments.diff), end="")
+    return ExitCode.OK
+
+
+def _build(arguments: argparse.Namespace) -> int:
+    from builder.build import make
+    from builder.settings import load as settings
+    from builder.summary import as_json, as_text
+
+    prepared, engine, image, built = make(_path(arguments), settings(), no_cache=arguments.no_cache)
+    if arguments.tag:
+        engine.tag(image.id, arguments.tag)
+    data = as_json(engine, prepared, image, built=built)
+    if arguments.json:
+        _print_json(data)
+    else:
+        print(as_text(data, prepared))
+        if not built:
+            print(f"\nnothing changed: {prepared.names[1]} is the image of these inputs")
+    return ExitCode.OK
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from builder.planning import as_json, as_text, plan
+    from builder.matrix import find_matrix
+
+    other = find_matrix(arguments.other, MATRICES) if arguments.other else None
+    rows = plan(_path(arguments), other)
+    _print_json(as_json(rows)) if arguments.json else print(as_text(rows))
+    return ExitCode.OK
+
+
+def _smoke(arguments: argparse.Namespace) -> int:
+    from builder.smoking import as_text, smoke
+
+    data = smoke(arguments.image, user=arguments.user)
+    if arguments.json:
+        _print_json(data)
+    else:
+        print(as_text(data))
+    return ExitCode.OK if data["ok"] else ExitCode.FINDINGS
+
+
+def _prune(arguments: argparse.Namespace) -> int:
+    from builder.pruning import prune
+
+    data = prune(yes=arguments.yes, keep=arguments.keep)
+    if arguments.json:
+        _print_json(data)
+    else:
+        print(data["text"])
+    return ExitCode.OK
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(prog="builder", description="Proven container images for SGLang stacks.")
+    top.add_argument("--version", action="version", version=f"builder {__version__}")
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+    def verb(name: str, run: Verb, summary: str, *, matrix: bool = True) -> argparse.ArgumentParser:
+        made = verbs.add_parser(name, help=summary, description=summary)
+        if matrix:
+            made.add_argument("matrix", metavar="MATRIX", help="a name in matrices/, or a path to a file of your own")
+        made.add_argument("--json", action="store_true", help="the report as JSON on stdout")
+        made.set_defaults(run=run)
+        return made
+
+    verb("list", _list, "the matrices, with their stacks and states", matrix=False)
+    verb("check", _check, "every rule on the matrix and its lock; exit status 3 if one finds an error")
+    lock = verb("lock", _lock, "resolve the matrix into its lock file")
+    which = lock.add_mutually_exclusive_group()
+    which.add_argument("--check", action="store_true", help="change nothing, say what drifted; exit status 4 if anything did")
+    which.add_argument("--as-of", metavar="DATE", help="set the matrix's date (YYYY-MM-DD) first")
+    render = verb("render", _render, "print the Dockerfile")
+    render.add_argument("--diff", action="store_true", help="print what differs from the Dockerfile of the last build")
+    build = verb("build", _build, "build, prove and tag the image")
+    build.add_argument("--tag", action="append", default=[], metavar="T", help="a further name for the image", type=_tag)
+    build.add_argument("--no-cache", action="store_true", help="build every layer again")
+    plan = verb("plan", _plan, "the layers and their bytes, and what a host would pull")
+    plan.add_argument("--from", dest="other", metavar="OTHER", help="a matrix whose image the host has")
+    smoke = verb("smoke", _smoke, "run the smoke test again on a built image", matrix=False)
+    smoke.add_argument("image", metavar="IMAGE", help="an image of this builder")
+    smoke.add_argument("--user", metavar="UID[:GID]", help="as this user instead of the image's own", type=_user)
+    prune = verb("prune", _prune, "what this builder keeps on this machine: images, build cache, files", matrix=False)
+    prune.add_argument("--yes", action="store_true", help="free it (without this, it is only shown)")
+    prune.add_argument("--keep", action="append", default=[], metavar="MATRIX", help="keep the image of this matrix")
+    return top
+
+
+def _tag(value: str) -> str:
+    import re
+
+    if not re.fullmatch(r"[a-z0-9]+([._/:-]+[a-z0-9]+)*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?", value):
+        raise argparse.ArgumentTypeError(f"`{value}` is not an image name: NAME or NAME:TAG")
+    return value if ":" in value.rsplit("/", 1)[-1] else f"{value}:latest"
+
+
+def _user(value: str) -> str:
+    import re
+
+    if not re.fullmatch(r"\d{1,9}(:\d{1,9})?", value):
+        raise argparse.ArgumentTypeError(f"`{value}` is not UID or UID:GID")
+    return value
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a verb; errors go to stderr with the exit code of their class."""
+    arguments = parser().parse_args(argv)
+    run: Verb = arguments.run
+    try:
+        return int(run(arguments))
+    except BuilderError as error:
+        print(error, file=sys.stderr)
+        return int(error.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted: nothing was tagged", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`): no traceback, and none from the interpreter's own flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(ExitCode.UNFORESEEN)

@@ -1,0 +1,381 @@
+"""Docker Engine and BuildKit: what is there, images by name and label, `docker buildx build` with its progress.
+
+The Docker SDK stays inside this module. Building goes through buildx, since the SDK speaks the classic builder only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tarfile
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import docker
+import docker.errors
+import requests
+from packaging.version import InvalidVersion, Version
+
+from builder import bootstrap
+from builder.errors import BuildError
+from builder.settings import redact
+
+NEEDED_ENGINE = Version("23.0")
+"""BuildKit is the default builder from here on, with secrets, bind mounts and `COPY --link`."""
+
+NEEDED_BUILDX = Version("0.13")
+"""The first with `--progress=rawjson`, which the live display reads."""
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """What answered: version, image store (`classic` or `containerd`), where it keeps its data."""
+
+    version: str
+    store: str
+    data_root: Path
+    local: bool
+
+
+@dataclass(frozen=True)
+class LayerSize:
+    """One layer of an image: its size unpacked, its diff ID, the instruction that made it."""
+
+    diff_id: str
+    size: int
+    created_by: str
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image of the engine."""
+
+    id: str
+    tags: tuple[str, ...]
+    labels: Mapping[str, str]
+    size: int
+    diff_ids: tuple[str, ...]
+
+
+class Engine:
+    """A connection to a Docker Engine. Raises `BuildError` from every method when it does not answer."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        try:
+            self._client: Any = docker.DockerClient(base_url=host, timeout=600)
+            self._version: dict[str, Any] = self._client.version()
+        except (docker.errors.DockerException, requests.RequestException) as error:
+            raise BuildError(
+                "the Docker Engine does not answer", where=host, because=str(error)[:300], hint="see that it runs"
+            ) from error
+
+    def close(self) -> None:
+        self._client.close()
+
+    @property
+    def version(self) -> str:
+        return str(self._version.get("Version", "0"))
+
+    def require(self) -> None:
+        """Raise `BuildError` if the engine is too old, with the version found and the one needed."""
+        found = _parsed(self.version)
+        if found < NEEDED_ENGINE:
+            raise BuildError(
+                f"the Docker Engine is too old: found {self.version}, needed {NEEDED_ENGINE} or newer",
+                where=self.host,
+                because="builds use BuildKit's secrets, bind mounts and cache",
+                hint="upgrade it, or stop it and run `make engine`, which sets up one of its own",
+            )
+
+    def info(self) -> EngineInfo:
+        """What answered."""
+        raw = self._guard(self._client.info)
+        # The containerd store reports a snapshotter where the classic one has a graph driver.
+        status = dict(pair for pair in raw.get("DriverStatus") or () if len(pair) == 2)
+        store = "containerd" if "io.containerd.snapshotter" in str(status.get("driver-type", "")) else "classic"
+        data_root = Path(raw.get("DockerRootDir", "/var/lib/docker"))
+        local = self.host.startswith("unix://") and data_root.is_dir()
+        return EngineInfo(self.version, store, data_root, local)
+
+    def find(self, reference: str) -> Image | None:
+        """The image of that name or id; None if there is none."""
+        try:
+            raw = self._client.api.inspect_image(reference)
+        except docker.errors.ImageNotFound:
+            return None
+        except (docker.errors.DockerException, requests.RequestException) as error:
+            raise self._error(error) from error
+        return _image(raw)
+
+    def ours(self, label: str) -> list[Image]:
+        """Every image with the label, by first tag."""
+        found = self._guard(lambda: self._client.api.images(filters={"label": label}))
+        images = [image for raw in found if (image := self.find(raw["Id"])) is not None]
+        return sorted(images, key=lambda image: (image.tags, image.id))
+
+    def layers(self, reference: str) -> list[LayerSize]:
+        """The layers of an image from the bottom, with what history says of each; layers without bytes are left out."""
+        image = self.find(reference)
+        if image is None:
+            raise BuildError(f"there is no image `{reference}`", where=self.host)
+        history = self._guard(lambda: self._client.api.history(reference))
+        # History is newest first and also has steps that made no layer (ENV, LABEL …): those have no size.
+        sized = [step for step in reversed(history) if step["Size"] > 0 or "RUN" in step["CreatedBy"]]
+        sized = sized[-len(image.diff_ids) :] if len(sized) >= len(image.diff_ids) else sized
+        pairs = zip(image.diff_ids, sized, strict=False)
+        return [LayerSize(diff_id, step["Size"], step["CreatedBy"]) for diff_id, step in pairs]
+
+    def tag(self, image_id: str, names: Sequence[str]) -> None:
+        """Give an image its names, all or none: an interrupt waits until the last."""
+        previous = signal.getsignal(signal.SIGINT)
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            for name in names:
+                repository, _, tag = name.rpartition(":")
+                self._guard(lambda r=repository, t=tag: self._client.api.tag(image_id, r, t, force=True))
+        finally:
+            with contextlib.suppress(ValueError):
+                signal.signal(signal.SIGINT, previous)
+
+    def remove(self, reference: str) -> None:
+        """Remove an image and its names. Raises `BuildError` where a container uses it."""
+        self._guard(lambda: self._client.api.remove_image(reference, force=True))
+
+    def read_file(self, reference: str, path: str) -> bytes:
+        """A file out of an image, through a container that is made, never started, and removed."""
+        container = self._guard(lambda: self._client.api.create_container(reference, command=["true"]))
+        try:
+            chunks, _ = self._client.api.get_archive(container["Id"], path)
+            with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as archive:
+                member = archive.extractfile(archive.getmembers()[0])
+                if member is None:
+                    raise BuildError(f"`{path}` in `{reference}` is not a file")
+                return member.read()
+        except docker.errors.NotFound as error:
+            raise BuildError(
+                f"`{reference}` has no {path}",
+                because="it is not an image of this builder, or an older one",
+            ) from error
+        except (docker.errors.DockerException, requests.RequestException) as error:
+            raise self._error(error) from error
+        finally:
+            self._guard(lambda: self._client.api.remove_container(container["Id"], force=True, v=True))
+
+    def run(
+        self,
+        reference: str,
+        command: Sequence[str],
+        *,
+        user: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        binds: Mapping[str, str] | None = None,
+        shm: int = 64 << 20,
+        label: str = "",
+    ) -> Iterator[str | int]:
+        """Run a command in a throw-away container without network: its output lines, then its exit status.
+
+        The container is removed whatever happens, an interrupt included. ``binds`` maps host paths to paths in the
+        container, read-only.
+        """
+        host_config = self._client.api.create_host_config(
+            binds={source: {"bind": target, "mode": "ro"} for source, target in (binds or {}).items()},
+            network_mode="none",
+            shm_size=shm,
+        )
+        container = self._guard(
+            lambda: self._client.api.create_container(
+                reference,
+                command=list(command),
+                user=user,
+                environment=dict(environment or {}),
+                host_config=host_config,
+                labels={label: "run"} if label else {},
+            )
+        )["Id"]
+        try:
+            self._guard(lambda: self._client.api.start(container))
+            pending = b""
+            for chunk in self._client.api.attach(container, stream=True, logs=True):
+                *lines, pending = (pending + chunk).split(b"\n")
+                for line in lines:
+                    yield line.decode(errors="replace")
+            if pending:
+                yield pending.decode(errors="replace")
+            yield int(self._guard(lambda: self._client.api.wait(container))["StatusCode"])
+        finally:
+            with contextlib.suppress(docker.errors.NotFound):
+                self._client.api.remove_container(container, force=True, v=True)
+
+    def _guard(self, call: Any) -> Any:
+        try:
+            return call()
+        except (docker.errors.DockerException, requests.RequestException) as error:
+            raise self._error(error) from error
+
+    def _error(self, error: Exception) -> BuildError:
+        explanation = getattr(error, "explanation", None) or str(error)
+        return BuildError("the Docker Engine refused", where=self.host, because=redact(str(explanation))[:500])
+
+
+def _image(raw: Mapping[str, Any]) -> Image:
+    return Image(
+        id=raw["Id"],
+        tags=tuple(sorted(raw.get("RepoTags") or ())),
+        labels=raw.get("Config", {}).get("Labels") or {},
+        size=int(raw.get("Size", 0)),
+        diff_ids=tuple(raw.get("RootFS", {}).get("Layers") or ()),
+    )
+
+
+def _parsed(text: str) -> Version:
+    # Distributions append their own: `26.1.5+dfsg1`, `0.13.1+ds1-3`.
+    try:
+        return Version(text.lstrip("v").split("-")[0].split("+")[0])
+    except InvalidVersion:
+        return Version("0")
+
+
+def connect() -> Engine:
+    """The engine to use: `DOCKER_HOST`, the default socket, or the one that `make engine` started."""
+    host = bootstrap.engine_host()
+    if host is None:
+        raise BuildError(
+            "no Docker Engine answers",
+            because=f"nothing listens on {bootstrap.DEFAULT_SOCKET} and DOCKER_HOST is not set",
+            hint="start it, or run `make engine`, which sets one up where none is installed",
+        )
+    return Engine(host)
+
+
+# ------------------------------------------------------------------------------------------------------- buildx
+
+
+@dataclass(frozen=True)
+class Buildx:
+    """The buildx to run: a plugin of the client, or its binary by itself."""
+
+    argv: tuple[str, ...]
+    version: str
+
+
+def find_buildx() -> Buildx:
+    """The client's buildx, else the one unpacked into ``.tools``. Raises `BuildError` if absent or too old."""
+    candidates: list[tuple[str, ...]] = []
+    if (client := shutil.which("docker")) is not None:
+        candidates.append((client, "buildx"))
+    folders = [Path("/"), bootstrap.UNPACKED]
+    places = ["usr/libexec/docker/cli-plugins", "usr/lib/docker/cli-plugins", "usr/local/lib/docker/cli-plugins"]
+    binaries = [folder / place / "docker-buildx" for folder in folders for place in places]
+    candidates += [(str(binary),) for binary in binaries if binary.is_file()]
+    found = []
+    for argv in candidates:
+        done = subprocess.run([*argv, "version"], capture_output=True, text=True, check=False)
+        words = done.stdout.split()
+        if done.returncode == 0 and len(words) >= 2:
+            found.append(words[1])
+            if _parsed(words[1]) >= NEEDED_BUILDX:
+                return Buildx(argv, words[1])
+    if found:
+        raise BuildError(
+            f"buildx is too old: found {found[0]}, needed {NEEDED_BUILDX} or newer",
+            hint="upgrade it, or run `make engine`, which unpacks one",
+        )
+    raise BuildError(
+        "`docker buildx` was not found",
+        because="images are built with BuildKit",
+        hint="install your distribution's docker-buildx package, or run `make engine`, which unpacks one",
+    )
+
+
+@dataclass
+class BuildRequest:
+    """One `docker buildx build`. ``secrets`` maps an id to a file; proxies go in as BuildKit's predefined arguments."""
+
+    dockerfile: Path
+    context: Path
+    target: str | None = None
+    tags: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, Path] = field(default_factory=dict)
+    proxies: Mapping[str, str] = field(default_factory=dict)
+    no_cache: bool = False
+    output: str = ""
+
+
+def build_argv(buildx: Buildx, request: BuildRequest, metadata: Path) -> list[str]:
+    """The command line of a build; secrets and proxies are named in it, their values are not."""
+    argv = [*buildx.argv, "build", "--progress=rawjson", "--provenance=false", "--metadata-file", str(metadata)]
+    argv += ["--file", str(request.dockerfile)]
+    argv += [part for tag in request.tags for part in ("--tag", tag)]
+    argv += ["--target", request.target] if request.target else []
+    argv += ["--no-cache"] if request.no_cache else []
+    argv += ["--output", request.output] if request.output else []
+    argv += [part for key, value in sorted(request.labels.items()) for part in ("--label", f"{key}={value}")]
+    argv += [part for key, value in sorted(request.arguments.items()) for part in ("--build-arg", f"{key}={value}")]
+    # A name without a value: buildx takes it from the environment. Predefined, so in no layer, history or cache key.
+    argv += [part for key in sorted(request.proxies) for part in ("--build-arg", key)]
+    argv += [part for key, path in sorted(request.secrets.items()) for part in ("--secret", f"id={key},src={path}")]
+    return [*argv, str(request.context)]
+
+
+def run_buildx(engine: Engine, buildx: Buildx, request: BuildRequest, metadata: Path) -> Generator[dict[str, Any]]:
+    """Run a build and yield BuildKit's progress events; the last is ``{"exit": status, "stderr": text}``.
+
+    Closing the generator, or an interrupt, ends the build: buildx tells the engine to cancel, which removes the
+    containers of its steps; nothing is tagged.
+    """
+    environment = {**os.environ, **request.proxies, "DOCKER_HOST": engine.host, "BUILDX_BUILDER": "default"}
+    # A process group of its own: Ctrl-C reaches us first, and we end it in order.
+    process = subprocess.Popen(
+        build_argv(buildx, request, metadata),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=environment,
+        start_new_session=True,
+    )
+    assert process.stderr is not None
+    words: list[str] = []
+    try:
+        yield from _events((raw.decode(errors="replace") for raw in process.stderr), words)
+        yield {"exit": process.wait(), "stderr": "\n".join(filter(None, words))}
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        process.stderr.close()
+
+
+def _events(lines: Iterator[str], words: list[str]) -> Iterator[dict[str, Any]]:
+    """The JSON objects among `lines`, on one line or (buildx 0.13) over several; other lines are put into `words`."""
+    pending: list[str] = []
+    for line in lines:
+        stripped = line.rstrip()
+        if not pending and not stripped.startswith("{"):
+            words.append(stripped)
+            continue
+        pending.append(stripped)
+        # An object ends with a brace in the first column, or on the line that it began on.
+        if stripped == "}" or (len(pending) == 1 and stripped.endswith("}")):
+            try:
+                event = json.loads("\n".join(pending))
+            except ValueError:
+                words += pending
+            else:
+                yield event
+            pending = []
+    words += pending

@@ -1,0 +1,128 @@
+"""`builder prune`: what we made on this machine, by our own labels and folders; with --yes, free it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from builder.engine import Buildx, Engine, connect, find_buildx
+from builder.errors import BuilderError
+from builder.files import pretty_size
+from builder.render import LABEL
+from builder.settings import load as settings
+
+# What our steps look like in the build cache: every installing step makes the start mark, the smoke test is ours, and the
+# OS is added in one stage. A record that is none of these may be somebody else's and stays.
+_OUR_STEPS = re.compile(
+    r"mount / from exec .*(?:touch /opt/\.start;|PYTHONPATH=/mnt/smoke )|\[archive 1/1\] ADD rootfs\.tar /$"
+)
+
+
+def prune(*, yes: bool, keep: list[str]) -> dict[str, Any]:
+    """What is kept and, with `yes`, was freed: images, build cache records, cache folders (bytes each).
+
+    What could not be looked at or removed is said under ``problems`` and does not stop the rest.
+    """
+    images: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
+    problems: list[str] = []
+    try:
+        engine = connect()
+        images = _images(engine, keep)
+        if yes:
+            images = [image for image in images if _remove(engine, image, problems)]
+        buildx = find_buildx()
+        records = _records(engine, buildx)
+        if yes:
+            _prune_records(engine, buildx, [record["id"] for record in records])
+    except BuilderError as error:
+        problems.append(error.what)
+    folders = _folders(settings().cache)
+    if yes:
+        for folder in folders:
+            shutil.rmtree(folder["path"], ignore_errors=True)
+    data = {"freed": yes, "images": images, "build_cache": records, "folders": folders, "problems": problems}
+    return data | {"text": _text(data)}
+
+
+def _remove(engine: Engine, image: Mapping[str, Any], problems: list[str]) -> bool:
+    try:
+        for name in image["names"] or [image["id"]]:
+            engine.remove(name)
+    except BuilderError as error:
+        problems.append(f"{', '.join(image['names']) or image['id'][:19]} stays: {error.because or error.what}")
+        return False
+    return True
+
+
+def _images(engine: Engine, keep: list[str]) -> list[dict[str, Any]]:
+    return [
+        {"id": image.id, "names": list(image.tags), "bytes": image.size}
+        for image in engine.ours(LABEL)
+        if image.labels.get(f"{LABEL}.matrix") not in keep and not (keep and image.labels[LABEL] == "base")
+    ]
+
+
+def _records(engine: Engine, buildx: Buildx) -> list[dict[str, Any]]:
+    environment = {**os.environ, "DOCKER_HOST": engine.host, "BUILDX_BUILDER": "default"}
+    argv = [*buildx.argv, "du", "--verbose"]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+    found = []
+    for block in done.stdout.split("\n\n"):
+        fields = dict(re.findall(r"^([A-Za-z ]+):[ \t]+(.*)$", block, flags=re.MULTILINE))
+        what = fields.get("Description", "")
+        if "ID" in fields and _OUR_STEPS.match(what):
+            found.append({"id": fields["ID"], "bytes": _bytes(fields.get("Size", "0B")), "what": what[:80]})
+    return found
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKMGT]?i?B).*", text)
+    if match is None:
+        return 0
+    base = 1024 if "i" in match[2] else 1000
+    return int(float(match[1]) * base ** " kMGT".index(match[2][0].replace("B", " ").replace("K", "k")))
+
+
+def _prune_records(engine: Engine, buildx: Buildx, ids: list[str]) -> None:
+    environment = {**os.environ, "DOCKER_HOST": engine.host, "BUILDX_BUILDER": "default"}
+    for identifier in ids:
+        argv = [*buildx.argv, "prune", "--all", "--force", "--filter", f"id={identifier}"]
+        subprocess.run(argv, env=environment, capture_output=True, check=False)
+
+
+def _folders(cache: Path) -> list[dict[str, Any]]:
+    names = {
+        "rootfs": "bootstrapped OS file systems",
+        "contexts": "build contexts",
+        "metadata": "METADATA of wheels",
+        "apt": "the archive's indexes",
+    }
+    rows = []
+    for name, what in names.items():
+        folder = cache / name
+        if folder.is_dir():
+            total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+            rows.append({"path": str(folder), "what": what, "bytes": total})
+    return rows
+
+
+def _text(data: Mapping[str, Any]) -> str:
+    lines = [f"engine: {problem}" for problem in data["problems"]]
+    for image in data["images"]:
+        lines.append(f"image   {pretty_size(image['bytes']):>9}  {', '.join(image['names']) or image['id'][:19]}")
+    cached = sum(record["bytes"] for record in data["build_cache"])
+    if data["build_cache"]:
+        count = len(data["build_cache"])
+        lines.append(f"cache   {pretty_size(cached):>9}  {count} records of the build cache, shared with the images")
+    for folder in data["folders"]:
+        lines.append(f"files   {pretty_size(folder['bytes']):>9}  {folder['path']} ({folder['what']})")
+    if not (data["images"] or data["build_cache"] or data["folders"]):
+        return "\n".join([*lines, "nothing of ours is on this machine" if not lines else "no files of ours are here"])
+    lines.append("freed" if data["freed"] else "nothing was removed; free it: `builder prune --yes`")
+    return "\n".join(lines)

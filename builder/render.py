@@ -1,0 +1,270 @@
+"""Layer plan → Dockerfile and build context: deterministic bytes, from validated values only.
+
+Templates hold include, for and if over validated values. As a second lock on the same door, every value they print goes
+through `finalize`, which refuses a line break or control character whatever a model let through.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from builder import elf as _elf
+from builder.base import epoch, os_packages
+from builder.errors import UsageError
+from builder.files import canonical_json, pretty_size, sha256_hex, write_atomic
+from builder.layers import ORDER, LayerPlan, plan_layers, stage_below
+from builder.lock import Lock
+from builder.matrix import Matrix
+from builder.smokespec import smoke_spec
+
+ROOT = Path(__file__).resolve().parent.parent
+TEMPLATES = ROOT / "templates"
+DOCKERFILE_BASE = ROOT / "Dockerfile.base"
+LABEL = "sglang-stack"
+"""Prefix of the labels by which our images are found again, and pruned."""
+
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f\u0085\u2028\u2029]")
+
+
+class _Text(str):
+    """Text of a macro or include, whose values were checked when it was made."""
+
+
+def quoted(value: str) -> str:
+    """`value` as a double-quoted Dockerfile word: nothing in it expands or ends the word."""
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$") + '"'
+
+
+def _finalize(value: object) -> object:
+    text = str(value)
+    # Macros return whole instructions; a value from a matrix or a lock never has a line break.
+    if _CONTROL.search(text) or ("\n" in text and not hasattr(value, "__html__") and not _is_instruction(text)):
+        raise UsageError(
+            "a value may not reach a Dockerfile",
+            because=f"it holds a line break or a control character: {text[:80]!r}",
+            hint="this is a fault of the builder: a model let it through",
+        )
+    return value
+
+
+def _is_instruction(text: str) -> bool:
+    return text.startswith(("RUN --mount", "ENV PATH="))
+
+
+@dataclass(frozen=True)
+class View:
+    """What the templates see: a flat view of the plan, every value of it validated."""
+
+    plan: LayerPlan
+    base_image: str
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.plan, name)
+
+    @property
+    def matrix(self) -> str:
+        return self.plan.matrix.name
+
+    @property
+    def summary(self) -> str:
+        return self.plan.matrix.summary
+
+    @property
+    def digest(self) -> str:
+        return self.plan.lock.digest
+
+    @property
+    def python(self) -> str:
+        return self.plan.lock.python
+
+    @property
+    def base_title(self) -> str:
+        return f"{self.plan.lock.base.distribution} {self.plan.lock.base.release}"
+
+    @property
+    def base_packages(self) -> int:
+        return len(self.plan.lock.base.packages)
+
+    @property
+    def environment(self) -> list[tuple[str, str]]:
+        return sorted(self.plan.matrix.environment.items())
+
+    @property
+    def labels(self) -> list[tuple[str, str]]:
+        return sorted({**self.plan.matrix.labels, **image_labels(self.plan)}.items())
+
+    def parent_of(self, name: str) -> str:
+        return stage_below(ORDER.index(name))
+
+
+def image_labels(plan: LayerPlan) -> dict[str, str]:
+    """The labels that say what an image is; no time, host or path."""
+    matrix, lock = plan.matrix, plan.lock
+    labels = {
+        f"{LABEL}.matrix": matrix.name,
+        f"{LABEL}.lock": lock.digest,
+        f"{LABEL}.gpus": ",".join(matrix.gpus),
+        f"{LABEL}.cuda": matrix.cuda.version,
+        "org.opencontainers.image.title": f"sglang-stack {matrix.name}",
+        "org.opencontainers.image.description": matrix.summary,
+        "org.opencontainers.image.version": lock.digest[:12],
+    }
+    for name in matrix.stack.pins():
+        if version := lock.version_of(name):
+            labels[f"{LABEL}.stack.{name}"] = version
+    return labels
+
+
+def base_digest(matrix: Matrix, lock: Lock) -> str:
+    """What decides the base image: the package list, how it is made, and the layer's recipe."""
+    recipe = DOCKERFILE_BASE.read_bytes() + (Path(__file__).parent / "smoke" / "finish.py").read_bytes()
+    base = lock.base.model_dump(mode="json")
+    return sha256_hex(canonical_json([base, os_packages(matrix), epoch(matrix), sha256_hex(recipe)]))
+
+
+def base_image(matrix: Matrix, lock: Lock) -> str:
+    """The name of the base image: by content, as every image of ours."""
+    return f"{LABEL}-base:{lock.base.distribution}-{lock.base.release}-{base_digest(matrix, lock)[:12]}"
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A Dockerfile and the files of its build context, in memory: relative path → bytes."""
+
+    plan: LayerPlan
+    dockerfile: str
+    context: Mapping[str, bytes]
+    links: Mapping[str, Path]
+    """Files of the context that are large and already on disk: relative path → file."""
+
+    @cached_property
+    def digest(self) -> str:
+        """The sha256 of everything that goes into the build but large files, which the lock pins by hash."""
+        contents = {name: sha256_hex(data) for name, data in self.context.items()}
+        return sha256_hex(canonical_json([self.dockerfile, contents]))
+
+    def write(self, folder: Path) -> None:
+        """Write the context to `folder`, times fixed: BuildKit compares them. What no longer belongs is removed."""
+        wanted = {folder / name for name in (*self.context, *self.links, "Dockerfile")}
+        when = self.plan.epoch
+        for name, data in {**self.context, "Dockerfile": self.dockerfile.encode()}.items():
+            path = folder / name
+            if not path.is_file() or path.read_bytes() != data:
+                write_atomic(path, data)
+            os.utime(path, (when, when))
+        for name, source in self.links.items():
+            _link(source, folder / name)
+        for path in sorted(folder.rglob("*"), reverse=True):
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
+            elif path.is_file() and path not in wanted:
+                path.unlink()
+
+
+def _link(source: Path, target: Path) -> None:
+    if target.exists() and target.stat().st_size == source.stat().st_size and target.samefile(source):
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=False,
+        autoescape=False,
+        finalize=_finalize,
+    )
+    environment.filters["size"] = pretty_size
+    environment.filters["quoted"] = quoted
+    return environment
+
+
+def render(matrix: Matrix, lock: Lock, uv: Path, wheels: Mapping[str, Path] | None = None) -> Rendered:
+    """The Dockerfile and context of a locked matrix. `wheels` are local files by name, for artefacts with no index."""
+    plan = plan_layers(matrix, lock)
+    view = View(plan, base_image(matrix, lock))
+    text = _environment().get_template("Dockerfile.j2").render(plan=view)
+    # One blank line between parts, whatever white space the templates leave.
+    dockerfile = re.sub(r"\n+(?=# templates/)", "\n\n", re.sub(r"\n{2,}", "\n", text).strip()) + "\n"
+    context: dict[str, bytes] = {}
+    for layer in plan.layers:
+        for requirements in layer.lists:
+            context[f"layers/{layer.name}/{requirements.name}"] = requirements.text.encode()
+    for name in ("finish.py",):
+        context[f"tools/{name}"] = _smoke_file(name)
+    context["tools/site.sh"] = (TEMPLATES / "tools" / "site.sh").read_bytes()
+    if plan.cuda_home:
+        for name in ("cuda_home.py", "stub.py"):
+            context[f"cuda/{name}"] = _smoke_file(name)
+    for name, data in _smoke_files().items():
+        context[f"smoke/builder/{name}"] = data
+    context["native.json"] = _json(smoke_spec(plan, native=True))
+    context["proof/spec.json"] = _json(smoke_spec(plan, native=False))
+    context["proof/lock.json"] = lock.text().encode()
+    context["proof/about.json"] = _json(about(plan))
+    links = {"tools/uv": uv}
+    for layer in plan.layers:
+        for artefact in layer.artefacts:
+            if artefact.index is None:
+                links[f"layers/{layer.name}/wheels/{artefact.file}"] = (wheels or {})[artefact.file]
+    return Rendered(plan, dockerfile, context, links)
+
+
+def about(plan: LayerPlan) -> dict[str, object]:
+    """What `docker run IMAGE` prints, as far as it is known before the build."""
+    matrix, lock = plan.matrix, plan.lock
+    names = [*matrix.stack.pins()]
+    return {
+        "matrix": matrix.name,
+        "summary": matrix.summary,
+        "lock": lock.digest,
+        "as_of": lock.as_of,
+        "system": f"{lock.base.distribution} {lock.base.release}, {len(lock.base.packages)} packages",
+        "python": lock.python,
+        "cuda": f"{matrix.cuda.version}, {'nvcc in the image' if plan.cuda_home else 'no compiler (jit: none)'}"
+        if "torch" in names
+        else "",
+        "gpus": list(matrix.gpus),
+        "patches": sorted(name for name in ("sm120", "eagle3") if getattr(matrix.patches, name) is not None),
+        "stack": [[name, lock.version_of(name) or "-"] for name in names],
+        "sglang": "sglang" in names,
+    }
+
+
+def _json(value: object) -> bytes:
+    return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def _smoke_file(name: str) -> bytes:
+    return (resources.files("builder.smoke") / name).read_bytes()
+
+
+# Used by build steps of their own: a change in one of these must not run the smoke test again.
+_NOT_THE_TEST = frozenset({"finish.py", "cuda_home.py"})
+
+
+def _smoke_files() -> dict[str, bytes]:
+    package = resources.files("builder.smoke")
+    names = sorted(entry.name for entry in package.iterdir() if entry.name.endswith(".py"))
+    files = {f"smoke/{name}": (package / name).read_bytes() for name in names if name not in _NOT_THE_TEST}
+    files["elf.py"] = Path(_elf.__file__).read_bytes()
+    files["__init__.py"] = b'"""The part of the builder that runs inside images."""\n'
+    return files

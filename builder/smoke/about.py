@@ -1,0 +1,41 @@
+"""What this image is and what was verified of it: `docker run IMAGE` prints this.
+
+Standard library only. Reads the lock and the proof beside it and says no more than they do.
+"""
+
+import json
+import os
+import sys
+
+
+def load(folder, name):
+    """A JSON file of the image's proof."""
+    with open(os.path.join(folder, name), encoding="utf-8") as file:
+        return json.load(file)
+
+
+def text(folder):
+    """The description, as lines."""
+    about, proof = load(folder, "about.json"), load(folder, "smoke.json")
+    lines = [f"{about['matrix']}: {about['summary']}", ""]
+    rows = [("lock", about["lock"]), ("as of", about["as_of"]), ("system", about["system"]), ("python", about["python"])]
+    rows += [("CUDA", about["cuda"])] if about["cuda"] else []
+    rows += [(name, version) for name, version in about["stack"]]
+    rows += [("GPU targets", ", ".join(about["gpus"])), ("patches", ", ".join(about["patches"]) or "none")]
+    rows += [("user", f"uid {os.getuid()}, gid {os.getgid()}")]
+    width = max(len(name) for name, _ in rows)
+    lines += [f"  {name:<{width}}  {value}" for name, value in rows]
+    checks = proof["checks"]
+    verdict = "passed in the build" if proof["ok"] else "FAILED"
+    lines += ["", f"ABI smoke test: {verdict}, {len(checks)} checks, no GPU was used"]
+    wide = max((len(check["name"]) for check in checks), default=0)
+    for check in checks:
+        state = "ok" if check["ok"] else "FAILED"
+        lines.append(f"  {state:<6}  {check['name']:<{wide}}  {check['looked_at']:>9,} {check.get('unit', '')}")
+    lines += ["", "start a server: python3 -m sglang.launch_server --help"] if about["sglang"] else []
+    return lines
+
+
+if __name__ == "__main__":
+    here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    print("\n".join(text(sys.argv[1] if len(sys.argv) > 1 else here)))

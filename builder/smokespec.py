@@ -1,0 +1,69 @@
+"""Layer plan × facts → the spec that the smoke test reads in the image: every fact about a version as data.
+
+The native part's spec does not know sglang, so that a new patch level of sglang leaves that part in the build cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from builder import facts
+from builder.files import canonical_json, sha256_hex
+from builder.layers import LayerPlan
+from builder.ledger import applying, exceptions, smoke_facts
+
+SCHEMA = 1
+
+
+def smoke_spec(plan: LayerPlan, *, native: bool) -> dict[str, Any]:
+    """The spec of the native part, or of the whole image."""
+    known = dict(smoke_facts())
+    imports, shared = known.pop("imports"), known.pop("shared_files", [])
+    artefacts = [artefact for artefact in plan.lock.artefacts if not (native and artefact.layer == "sglang")]
+    versions = {artefact.name: artefact.version for artefact in artefacts}
+    listed = [
+        {key: getattr(artefact, key) for key in ("name", "version", "metadata_version", "file", "sha256", "layer")}
+        for artefact in artefacts
+    ]
+    below = [item for item in listed if item["layer"] != "sglang"]
+    native_lock = sha256_hex(canonical_json(below))
+    cuda = plan.matrix.cuda
+    return {
+        "schema": SCHEMA,
+        "matrix": plan.matrix.name,
+        "lock": native_lock if native else plan.lock.digest,
+        "native_lock": native_lock,
+        "site_packages": plan.site_packages,
+        "cuda": {
+            "version": cuda.version,
+            "major": int(cuda.version.split(".")[0]),
+            "home": plan.cuda_home,
+            "jit": "nvcc" if plan.cuda_home else "none",
+        },
+        "gpus": gpu_targets(plan.matrix.gpus),
+        "artefacts": listed,
+        "exceptions": [_plain(entry) for entry in exceptions() if applying(entry, versions)],
+        "shared_files": [_plain(entry) for entry in shared],
+        "imports": [] if native or "sglang" not in versions else list(imports),
+        "facts": _plain(known),
+    }
+
+
+def gpu_targets(capabilities: tuple[str, ...]) -> list[dict[str, str]]:
+    """The GPU targets as the smoke test needs them, from facts/gpus.yaml."""
+    by_capability = {fact.capability: fact for fact in facts.load_facts(facts.GpuFact)}
+    return [
+        {
+            "capability": capability,
+            "nvcc": by_capability[capability].nvcc_arch,
+            "flashinfer": by_capability[capability].flashinfer_arch,
+        }
+        for capability in capabilities
+    ]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

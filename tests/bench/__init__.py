@@ -1,0 +1,1 @@
+"""Benchmarks: `make bench`. Ratios within one run; no test asserts a time."""
