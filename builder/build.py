@@ -22,6 +22,7 @@ from builder import base
 from builder.display import Display, Progress, Stage, note
 from builder.engine import Buildx, BuildRequest, Engine, Image, connect, find_buildx, run_buildx
 from builder.errors import BuilderError, BuildError, IntegrityError, LockError
+from builder.facts import UnpackedFact, load_facts
 from builder.files import pretty_size
 from builder.findings import Finding, Severity
 from builder.lock import Lock, check_current, drift_of_packages, lock_path, read_lock
@@ -33,8 +34,8 @@ from builder.settings import Settings
 INPUTS_LABEL = f"{LABEL}.inputs"
 """Label with the sha256 of everything that went into an image: equal means that there is nothing to do."""
 
-UNPACK_RATIO = 2.6
-"""Bytes unpacked for each compressed byte of wheels: 2.36 measured for cu130-next (docs/measurements.md), and bytecode."""
+DISK_MARGIN = 1.1
+"""For bytecode, and for what differs between the stack that was measured (facts/unpacked.yaml) and another."""
 
 HEADROOM = 1_000_000_000
 """Bytes a build needs besides the image: the largest wheel in flight, BuildKit's records."""
@@ -104,7 +105,8 @@ def check_disk(engine: Engine, prepared: Prepared) -> None:
     wheels = prepared.rendered.plan.bytes
     # The containerd store keeps each layer twice: as it is pushed, and unpacked.
     copies = 2 if info.store == "containerd" else 1
-    need = int(wheels * UNPACK_RATIO * copies) + HEADROOM
+    unpacked = load_facts(UnpackedFact)[0]
+    need = int(wheels * unpacked.disk / unpacked.wheels * DISK_MARGIN * copies) + HEADROOM
     free = shutil.disk_usage(info.data_root).free
     if free < need:
         raise BuildError(

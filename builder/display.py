@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 from rich.live import Live
@@ -153,7 +153,7 @@ class Display:
         self._shown: dict[str, str] = {}
         self.terminal = self.console.is_terminal
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> Self:
         if self.terminal:
             self._live.start()
         return self

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -130,9 +129,10 @@ class Lock(_Model):
             raise ValueError("each package once, sorted by name")
         return value
 
-    @cached_property
+    @property
     def digest(self) -> str:
         """The sha256 of the lock's canonical JSON: the name of what it pins."""
+        # Not cached: `model_copy` would take the old one along (a millisecond for 200 artefacts).
         return sha256_hex(canonical_json(self.model_dump(mode="json", by_alias=True)))
 
     @property

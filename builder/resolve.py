@@ -140,9 +140,12 @@ def resolve(matrix: Matrix, settings: Settings) -> tuple[list[Artefact], Resolve
     remote = [RemoteWheel(n, v, _file_name(w), w["url"], w["hashes"]["sha256"]) for n, v, w in chosen]
     texts = fetch_metadata(remote, settings)
     environment = marker_environment(matrix)
+    parsed = [HeaderParser().parsestr(text) for text in texts]
+    stated = {name: headers.get_all("Requires-Dist") or [] for (name, _, _), headers in zip(chosen, parsed, strict=True)}
+    stated |= {name: list(file.requires) for name, file in files.items()}
+    extras = requested_extras(requirements(matrix), stated, environment)
     artefacts = []
-    for (name, version, wheel), text in zip(chosen, texts, strict=True):
-        headers = HeaderParser().parsestr(text)
+    for (name, version, wheel), headers in zip(chosen, parsed, strict=True):
         artefacts.append(
             Artefact(
                 name=name,
@@ -153,11 +156,11 @@ def resolve(matrix: Matrix, settings: Settings) -> tuple[list[Artefact], Resolve
                 size=wheel.get("size"),
                 index=_index_of(name, matrix),
                 url=None,
-                requires=tuple(_requires(headers.get_all("Requires-Dist") or (), environment)),
+                requires=tuple(_requires(stated[name], environment, extras.get(name, ()))),
                 layer=facts.layer_of(name),
             )
         )
-    artefacts += [_direct(file, environment) for file in files.values()]
+    artefacts += [_direct(file, environment, extras.get(name, ())) for name, file in files.items()]
     return sorted(artefacts, key=lambda artefact: artefact.name), Resolver(name="uv", version=uv_version())
 
 
@@ -254,12 +257,13 @@ def _raise(matrix: Matrix, words: str) -> None:
             hint = "name the site's certificate authority: BUILDER_CA=/path/to/ca.pem"
         raise UnreachableError("the package index does not answer", because=text, hint=hint)
     hint = "an upstream pin that the stack breaks on purpose is declared under `overrides`, with its reason"
+    # What uv itself advises then is an option of its own: every pre-release there is, or a compiler's work.
     if "pre-releases weren't enabled" in words:
-        # uv's own advice would let in every pre-release there is.
-        text = "\n".join(line for line in text.splitlines() if "--prerelease" not in line).strip()
         hint = "a package of which a pre-release may be taken is named under `prereleases`"
-    elif "building source distributions is disabled" in words:
+        text = text.partition("\n\nhint:")[0]
+    elif "building from source is disabled" in words:
         hint = "a build installs wheels only, it compiles nothing: pin a release that has a wheel under `extras`"
+        text = text.partition("\n\nhint:")[0]
     raise LockError(f"`{matrix.name}` has no resolution as of {matrix.as_of}", because=text, hint=hint)
 
 
@@ -288,7 +292,29 @@ def _index_of(name: str, matrix: Matrix) -> str:
     return next((key for key, index in matrix.indexes.items() if name in index.packages), "default")
 
 
-def _requires(lines: Iterable[str], environment: Mapping[str, str]) -> Iterable[str]:
+def requested_extras(
+    asked: Iterable[str], stated: Mapping[str, Iterable[str]], environment: Mapping[str, str]
+) -> dict[str, set[str]]:
+    """Which extras of each package are asked for, by the matrix or by another package in the lock: to a fixpoint.
+
+    `cuda-toolkit` states its pins under extras, and torch asks for those: without them the pins would go unchecked.
+    """
+    extras: dict[str, set[str]] = {}
+    lines = list(asked)
+    while True:
+        before = sum(map(len, extras.values()))
+        for requirement in map(Requirement, lines):
+            if requirement.extras:
+                extras.setdefault(canonicalize_name(requirement.name), set()).update(requirement.extras)
+        if extras and sum(map(len, extras.values())) == before:
+            return extras
+        lines = [line for name, items in stated.items() for line in _requires(items, environment, extras.get(name, ()))]
+        if not extras and not any(Requirement(line).extras for line in lines):
+            return extras
+
+
+def _requires(lines: Iterable[str], environment: Mapping[str, str], extras: Iterable[str] = ()) -> list[str]:
+    """The requirements that hold for the target with these extras, without their markers, sorted."""
     kept = []
     for line in lines:
         try:
@@ -297,13 +323,13 @@ def _requires(lines: Iterable[str], environment: Mapping[str, str]) -> Iterable[
             # Old METADATA has lines that PEP 508 refuses; an installer skips or repairs them, nobody relies on them.
             continue
         marker = requirement.marker
-        if marker is None or marker.evaluate({**environment, "extra": ""}):
+        if marker is None or any(marker.evaluate({**environment, "extra": extra}) for extra in ("", *sorted(extras))):
             requirement.marker = None
             kept.append(str(requirement))
     return sorted(dict.fromkeys(kept))
 
 
-def _direct(file: DirectFile, environment: Mapping[str, str]) -> Artefact:
+def _direct(file: DirectFile, environment: Mapping[str, str], extras: Iterable[str]) -> Artefact:
     name = canonicalize_name(file.name)
     return Artefact(
         name=name,
@@ -314,6 +340,6 @@ def _direct(file: DirectFile, environment: Mapping[str, str]) -> Artefact:
         size=file.size,
         index=None,
         url=file.url,
-        requires=tuple(_requires(file.requires, environment)),
+        requires=tuple(_requires(file.requires, environment, extras)),
         layer=facts.layer_of(name),
     )

@@ -1,74 +1,26 @@
 """Rules: facts × (matrix, lock) → findings.
 
 A rule is a small function under a stable name. It says nothing where no fact covers a case, and every finding carries
-the source of the fact it rests on. Rules that need the lock say so and are left out as long as there is none.
+the source of the fact it rests on. Here are those over the matrix alone; `lockrules` and `knownrules` look at the lock.
+Whoever wants all of them imports `RULES` or `evaluate_rules` from here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from datetime import date
+from collections.abc import Iterator
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from builder import knownrules, lockrules
 from builder.facts import CubinFact, CudaFact, DistributionFact, GpuFact, KernelFact, TorchFact, load_facts
-from builder.findings import Finding, Severity, sort_findings
-from builder.matrix import ArchiveBase, LoadedMatrix
+from builder.findings import Finding, Severity
+from builder.matrix import ArchiveBase
+from builder.rulebook import RULES, Context, Evaluate, Rule, evaluate_rules, local_cuda, rule
+
+__all__ = ["RULES", "Context", "Evaluate", "Rule", "evaluate_rules", "knownrules", "local_cuda", "lockrules", "rule"]
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
-
-
-@dataclass(frozen=True)
-class Context:
-    """What a rule may look at. ``lock`` is `builder.lock.Lock`, or `None` as long as the matrix has none."""
-
-    loaded: LoadedMatrix
-    today: date
-    lock: object | None = None
-
-
-Evaluate = Callable[[Context], Iterable[Finding]]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One rule: its name (kebab-case, stable), what it looks for, and how."""
-
-    name: str
-    title: str
-    evaluate: Evaluate
-    needs_lock: bool = False
-
-
-RULES: dict[str, Rule] = {}
-
-
-def rule(name: str, *, needs_lock: bool = False) -> Callable[[Evaluate], Evaluate]:
-    """Register the decorated function as a rule; the first line of its docstring is the rule's title."""
-
-    def register(evaluate: Evaluate) -> Evaluate:
-        if name in RULES:
-            raise ValueError(f"two rules are called {name}")
-        title = (evaluate.__doc__ or name).strip().split("\n")[0]
-        RULES[name] = Rule(name, title, evaluate, needs_lock)
-        return evaluate
-
-    return register
-
-
-def evaluate_rules(context: Context, rules: Mapping[str, Rule] = RULES) -> list[Finding]:
-    """The findings of every rule that can be evaluated, errors first."""
-    findings: list[Finding] = []
-    for each in rules.values():
-        if each.needs_lock and context.lock is None:
-            continue
-        for finding in each.evaluate(context):
-            if finding.rule != each.name:
-                raise ValueError(f"the rule {each.name} made a finding of {finding.rule}")
-            findings.append(finding)
-    return sort_findings(findings)
 
 
 def _fits(version: str, versions: str) -> bool:
@@ -77,13 +29,6 @@ def _fits(version: str, versions: str) -> bool:
 
 def _minor(version: str) -> tuple[int, ...]:
     return Version(version).release[:2]
-
-
-def local_cuda(version: str) -> str | None:
-    """The CUDA release in a local version: `13.0` for `2.9.1+cu130`; `None` where it names none."""
-    local = Version(version).local or ""
-    digits = next((part[2:] for part in local.split(".") if part.startswith("cu") and part[2:].isdigit()), "")
-    return f"{digits[:-1]}.{digits[-1]}" if len(digits) == 3 else None
 
 
 @rule("as-of-in-future")

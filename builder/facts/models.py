@@ -5,6 +5,7 @@ To add a file `facts/NAME.yaml`: a subclass of `Fact` with ``file = "NAME"`` her
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -179,7 +180,11 @@ class BytecodeFact(Fact):
     distribution: PackageName
     """the distribution"""
     packages: tuple[
-        Annotated[str, Form("a folder or module in site-packages", r"[A-Za-z_]\w*(/\w+)*(\.py)?", "as in torch", max_length=100)], ...
+        Annotated[
+            str,
+            Form("a folder or module in site-packages", r"[A-Za-z_]\w*(/\w+)*(\.py)?", "as in torch", max_length=100),
+        ],
+        ...,
     ] = Field(min_length=1)
     """its folders or modules, relative to site-packages"""
 
@@ -223,12 +228,12 @@ class TorchBuildFact(Fact):
     """its releases, as a range"""
     torch: Pin | None = None
     """the torch that it was built for, or was seen to work with"""
-    broken: tuple[Pin, ...] = ()
-    """the torch that was seen to lack what it needs"""
+    because: Prose | None = None
+    """why it is that torch"""
+    broken: Mapping[Pin, Prose] = Field(default_factory=dict)
+    """the torch that was seen to lack what it needs, and what that is"""
     effect: Literal["fails", "degrades"] = "fails"
     """degrades: the package notices and goes on without its compiled operators"""
-    because: Prose
-    """what it needs of torch"""
 
 
 class TogetherFact(Fact):

@@ -69,7 +69,7 @@ class Workspace:
         python = tree.prefix / "bin" / "python"
         self.python = str(python) if python.exists() else sys.executable
 
-    def __enter__(self) -> Workspace:
+    def __enter__(self) -> Workspace:  # noqa: PYI034 - Self is Python 3.11's
         return self
 
     def __exit__(
@@ -117,7 +117,14 @@ class Workspace:
 
         Children share one cache of bytecode in the workspace, so that one compiles for all what the image has none for.
         """
-        return [self.python, "-I", "-X", f"pycache_prefix={self.root / 'pycache'}", str(Path(__file__).with_name(script)), *arguments]
+        return [
+            self.python,
+            "-I",
+            "-X",
+            f"pycache_prefix={self.root / 'pycache'}",
+            str(Path(__file__).with_name(script)),
+            *arguments,
+        ]
 
     def run(
         self,
@@ -138,7 +145,7 @@ class Workspace:
             text=True,
             errors="replace",
             start_new_session=True,
-            preexec_fn=no_core_files,
+            preexec_fn=no_core_files,  # noqa: PLW1509 - one system call, no lock
         )
         code: int | None = None
         try:

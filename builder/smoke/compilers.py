@@ -187,8 +187,9 @@ def check_flashinfer(native: Native) -> Result:
         if answer is not None:
             result.looked_at += 1
             _check_flags(result, gpu, answer)
-    result.detail = f"flashinfer {version}, cubin {facts['import']['cubin'] or 'not in the lock'}; flags for " + ", ".join(
-        gpu.flashinfer for gpu in spec.gpus
+    result.detail = (
+        f"flashinfer {version}, cubin {facts['import']['cubin'] or 'not in the lock'}; flags for "
+        + ", ".join(gpu.flashinfer for gpu in spec.gpus)
     )
     return result
 

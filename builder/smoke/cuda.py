@@ -71,7 +71,9 @@ def check_cuda_major(native: Native, ledger: Ledger) -> Result:
                 "and the loader takes whichever it finds",
                 hint=f"take the build of {file.owner.shown} for CUDA {wanted}",
             )
-    result.detail = f"CUDA {wanted}: {count(packages, 'package')} by name, {count(votes, 'needed library', 'needed libraries')}"
+    result.detail = (
+        f"CUDA {wanted}: {count(packages, 'package')} by name, {count(votes, 'needed library', 'needed libraries')}"
+    )
     ledger.settle("cuda-major", result, native.scope)
     return result
 
@@ -79,7 +81,9 @@ def check_cuda_major(native: Native, ledger: Ledger) -> Result:
 def _who_wants(native: Native, name: str) -> str:
     """Which installed distributions require this one, by their METADATA."""
     wanting = []
-    pattern = re.compile(r"^Requires-Dist:\s*" + re.escape(name).replace(r"\-", "[-_.]") + r"(?![\w.-])", re.I | re.M)
+    pattern = re.compile(
+        r"^Requires-Dist:\s*" + re.escape(name).replace(r"\-", "[-_.]") + r"(?![\w.-])", re.IGNORECASE | re.MULTILINE
+    )
     for distribution in native.tree.distributions:
         try:
             text = (native.tree.site_packages / distribution.info / "METADATA").read_text("utf-8", "replace")
@@ -102,6 +106,7 @@ def check_compiler(spec: Spec, tree: Tree, workspace: Workspace) -> Result:
     parts = spec.fact("compiler_parts")
     result = Result(0, len(parts), "parts")
     said: list[str] = []
+    named: set[str] = set()
     for part, fact in parts.items():
         result.looked_at += 1
         package = tree.by_name.get(str(fact["distribution"]))
@@ -123,7 +128,10 @@ def check_compiler(spec: Spec, tree: Tree, workspace: Workspace) -> Result:
         said.append(f"{part} {version or '?'}")
         if version is None:
             result.add("error", part, f"{what} does not say which release it is", because=f"looked at `{path}`")
+        elif version != wanted and fact["how"] == "wheel" and fact["distribution"] in named:
+            continue  # what that wheel brings was named already
         elif version != wanted:
+            named.add(str(fact["distribution"]))
             result.add(
                 "error",
                 part,
@@ -165,7 +173,7 @@ def _header_version(header: Path, macro: str) -> str | None:
         text = header.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    match = re.search(rf"^#\s*define\s+{re.escape(macro)}\s+(\d+)", text, re.M)
+    match = re.search(rf"^#\s*define\s+{re.escape(macro)}\s+(\d+)", text, re.MULTILINE)
     if not match:
         return None
     number = int(match.group(1))

@@ -187,19 +187,23 @@ def check_gated_imports(native: Native, ledger: Ledger) -> Result:
         except (SyntaxError, UnicodeDecodeError) as error:
             result.add("error", file, f"`{file}` cannot be parsed: {error}")
     if not found:
-        return not_applicable(f"{count(len(files), 'file')} of the sglang layer have no import behind a CUDA gate", "imports")
+        return not_applicable(
+            f"{count(len(files), 'file')} of the sglang layer have no import behind a CUDA gate", "imports"
+        )
     assert native.stubs is not None
     with ThreadPoolExecutor(2) as pool:
         outcomes = list(pool.map(lambda gpu: _resolve(native, found, gpu), spec.gpus))
     for gpu, resolved in zip(spec.gpus, outcomes, strict=True):
         outcome = resolved.outcome
         if outcome.code != 0:
-            result.add("error", gpu.capability, f"the process that resolves them {outcome.ended}", because=outcome.tail())
+            result.add(
+                "error", gpu.capability, f"the process that resolves them {outcome.ended}", because=outcome.tail()
+            )
             continue
         result.looked_at = len(found)
         for item in found:
-            if error := resolved.failures.get((item.module, item.name)):
-                _report(native, ledger, result, item, error, gpu)
+            if said := resolved.failures.get((item.module, item.name)):
+                _report(native, ledger, result, item, said, gpu)
         for module in resolved.alone:
             result.add(
                 "note",
@@ -237,15 +241,15 @@ def _resolve(native: Native, found: list[GatedImport], gpu: Gpu) -> _Resolved:
     return _Resolved(outcome if outcome.code != 0 else Outcome(1, outcome.out, outcome.err), {}, ())
 
 
-def _report(
-    native: Native, ledger: Ledger, result: Result, item: GatedImport, error: str, gpu: Gpu
-) -> None:
+def _report(native: Native, ledger: Ledger, result: Result, item: GatedImport, error: str, gpu: Gpu) -> None:
     owner = native.tree.owners[item.file][-1][0]
     message = f"`{item}` at {item.where} fails as on GPU {gpu.capability}: {shorten(error.splitlines()[-1], 300)}"
     if ledger.excuses("gated-imports", owner.name, item.file, f"{message}\n{error}", gpu.capability):
         return
     top = item.module.split(".")[0]
-    absent = f"No module named '{top}" in error and not any(p.startswith(f"{top}/") or p == f"{top}.py" for p in native.tree.owners)
+    absent = f"No module named '{top}" in error and not any(
+        p.startswith(f"{top}/") or p == f"{top}.py" for p in native.tree.owners
+    )
     result.add(
         "note" if item.guarded and absent else "error",
         item.where,

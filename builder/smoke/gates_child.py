@@ -30,7 +30,7 @@ def resolve(module: str, name: str, broken: dict[str, str]) -> str:
         return broken[module]
     try:
         found = importlib.import_module(module)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - what a module raises is the answer
         broken[module] = traceback.format_exc(limit=-4)
         return broken[module]
     if not name or hasattr(found, name):
@@ -41,7 +41,7 @@ def resolve(module: str, name: str, broken: dict[str, str]) -> str:
         if error.name == f"{module}.{name}":
             return f"ImportError: cannot import name '{name}' from '{module}'"
         return traceback.format_exc(limit=-4)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - what a module raises is the answer
         return traceback.format_exc(limit=-4)
     return ""
 
@@ -106,7 +106,7 @@ def main() -> None:
     for module in warm:
         try:
             loaded = importlib.import_module(module)
-        except BaseException:  # the forks will say so, where it matters
+        except BaseException:  # noqa: BLE001, S112 - the forks will say so, where it matters
             continue
         if module == "torch":
             load_fake_gpu().fake(loaded, capability)

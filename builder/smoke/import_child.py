@@ -43,7 +43,7 @@ def import_in_fork(module: str, output: int) -> None:
     code, error = IMPORTED, ""
     try:
         importlib.import_module(module)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - what a module raises is the answer
         code, error = RAISED, traceback.format_exc()
     with contextlib.suppress(Exception):
         sys.stdout.flush()
@@ -61,7 +61,7 @@ def main() -> None:
     for module in warm:
         try:
             loaded = importlib.import_module(module)
-        except BaseException:
+        except BaseException:  # noqa: BLE001, S112 - the forks will say so, where it matters
             continue
         if module == "torch" and capability:
             load_fake_gpu().fake(loaded, capability)

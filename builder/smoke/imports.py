@@ -82,7 +82,7 @@ def _import_all(
         result.looked_at += 1
         said = native.workspace.scrub(str(answer["said"])).strip()
         for pattern in native.spec.facts.get("swallowed_imports", ()):
-            swallowed.update(re.findall(str(pattern), said, re.M))
+            swallowed.update(re.findall(str(pattern), said, re.MULTILINE))
         code = answer["code"]
         if code == 0:
             continue

@@ -21,7 +21,16 @@ from builder.smoke.tree import Distribution, Entry, Tree
 _CHUNK = 1 << 20
 _REBUILD = "build again from the lock; nothing else may install into the environment"
 # What `python -m venv` and virtualenv make, which no RECORD owns.
-_VENV_BIN = ("python", "python3", "python3.*", "activate", "activate.*", "Activate.ps1", "activate_this.py", "deactivate.*")
+_VENV_BIN = (
+    "python",
+    "python3",
+    "python3.*",
+    "activate",
+    "activate.*",
+    "Activate.ps1",
+    "activate_this.py",
+    "deactivate.*",
+)
 _VENV_SITE = ("_virtualenv.py", "_virtualenv.pth")
 
 
@@ -63,7 +72,9 @@ def check_installed(spec: Spec, tree: Tree, *, native: bool) -> Result:
         artefact, versions = wanted[name], sorted({item.version for item in found[name]})
         if len(found[name]) > 1:
             folders = some((item.info for item in found[name]), 4)
-            result.add("error", name, f"{artefact.name} is installed {len(found[name])} times: {folders}", hint=_REBUILD)
+            result.add(
+                "error", name, f"{artefact.name} is installed {len(found[name])} times: {folders}", hint=_REBUILD
+            )
         elif versions != [artefact.metadata_version]:
             result.add(
                 "error",
@@ -147,9 +158,9 @@ def _compare(path: Path, entry: Entry) -> tuple[str, int]:
 
 def _may_lack_hash(owner: Distribution, entry: Entry) -> bool:
     """RECORD cannot hold its own hash, nor its signatures', and bytecode has none (binary distribution format)."""
-    return entry.path in (f"{owner.info}/{name}" for name in ("RECORD", "RECORD.jws", "RECORD.p7s")) or entry.path.endswith(
-        ".pyc"
-    )
+    return entry.path in (
+        f"{owner.info}/{name}" for name in ("RECORD", "RECORD.jws", "RECORD.p7s")
+    ) or entry.path.endswith(".pyc")
 
 
 def _report_differences(result: Result, owner: Distribution, difference: _Differences) -> None:
@@ -162,7 +173,11 @@ def _report_differences(result: Result, owner: Distribution, difference: _Differ
         files: list[str] = getattr(difference, kind)
         if files:
             one = len(files) == 1
-            what = f"`{files[0]}` of {owner} is {text}" if one else f"{len(files)} files of {owner} are {text}: {some(files)}"
+            what = (
+                f"`{files[0]}` of {owner} is {text}"
+                if one
+                else f"{len(files)} files of {owner} are {text}: {some(files)}"
+            )
             result.add("error", owner.name, what, because=because if one or kind == "missing" else "", hint=_REBUILD)
 
 
@@ -226,8 +241,10 @@ def _of_the_environment(path: str) -> bool:
     folder, name = posixpath.split(path)
     if not folder:
         return name in _VENV_SITE
-    return folder.split("/")[0] == ".." and posixpath.basename(folder) == "bin" and any(
-        fnmatchcase(name, pattern) for pattern in _VENV_BIN
+    return (
+        folder.split("/")[0] == ".."
+        and posixpath.basename(folder) == "bin"
+        and any(fnmatchcase(name, pattern) for pattern in _VENV_BIN)
     )
 
 
@@ -278,7 +295,9 @@ def check_ownership(spec: Spec, tree: Tree, *, native: bool) -> Result:
         else:
             differ.setdefault(names, []).append(path)
     for names, files in sorted(same.items()):
-        result.add("note", files[0], f"{count(len(files), 'file')} with one content from {' and '.join(names)}: {some(files)}")
+        result.add(
+            "note", files[0], f"{count(len(files), 'file')} with one content from {' and '.join(names)}: {some(files)}"
+        )
     for names, files in sorted(differ.items()):
         result.add(
             "error",
@@ -329,7 +348,7 @@ def _report_import_packages(result: Result, distributions: Iterable[Distribution
                 top,
                 f"{names} both are the import package `{top}`",
                 because="the one that was installed last has overwritten the other's files",
-                hint=f"keep one of them in the matrix (`exclude` the other, if something requires it)",
+                hint="keep one of them in the matrix (`exclude` the other, if something requires it)",
             )
 
 
@@ -344,8 +363,10 @@ def _loses(spec: Spec, tree: Tree, distribution: str, path: str) -> bool:
 
 def _shared(entries: Iterable[SharedFiles], owners: list[str], path: str) -> SharedFiles | None:
     for entry in entries:
-        if set(owners) <= set(entry.distributions) and entry.wins in owners and any(
-            fnmatchcase(path, pattern) for pattern in entry.files
+        if (
+            set(owners) <= set(entry.distributions)
+            and entry.wins in owners
+            and any(fnmatchcase(path, pattern) for pattern in entry.files)
         ):
             return entry
     return None

@@ -28,7 +28,7 @@ def check_needed(native: Native, ledger: Ledger) -> Result:
     needed = 0
     for file, loader in _with_loaders(native):
         if file.elf is None:
-            _report_unreadable(file, result, ledger, "needed")
+            _report_unreadable(file, result, ledger)
             continue
         result.looked_at += file in files
         needed += len(file.elf.needed)
@@ -36,9 +36,7 @@ def check_needed(native: Native, ledger: Ledger) -> Result:
         missing = _missing(native, file, closure)
         if not missing:
             continue
-        message = (
-            f"`{file.path}` of {file.owner} needs {some(missing, 12)}, which nothing in the image provides"
-        )
+        message = f"`{file.path}` of {file.owner} needs {some(missing, 12)}, which nothing in the image provides"
         if ledger.excuses("needed", file.owner.name, file.path, message) is None:
             because, hint = _about_missing(native, missing)
             result.add("error", file.path, message, because=because, hint=hint)
@@ -70,10 +68,11 @@ def _report_import(native: Native, result: Result) -> None:
         )
 
 
-def _report_unreadable(file: NativeFile, result: Result, ledger: Ledger, check: str) -> None:
+def _report_unreadable(file: NativeFile, result: Result, ledger: Ledger) -> None:
     message = f"`{file.path}` of {file.owner} {file.trouble}"
-    if ledger.excuses(check, file.owner.name, file.path, message) is None:
-        result.add("error", file.path, message, hint="`record` says whether the wheel brought it so")
+    if ledger.excuses("needed", file.owner.name, file.path, message) is None:
+        hint = "build again from the lock: RECORD names what the wheel installed"
+        result.add("error", file.path, message, hint=hint)
 
 
 def _missing(native: Native, file: NativeFile, closure: Closure) -> list[str]:
@@ -116,8 +115,7 @@ def check_symbols(native: Native, ledger: Ledger) -> Result:
     unresolved: list[tuple[NativeFile, list[Symbol], Closure]] = []
     for file, loader in _with_loaders(native):
         if file.elf is None:
-            _report_unreadable(file, result, ledger, "symbols")
-            continue
+            continue  # `needed` reports it
         looked += file in files
         closure = loader.closure(native.tree.path(file.path))
         scope = loader.scope(closure)
@@ -203,7 +201,7 @@ def _report_symbols(
 ) -> None:
     plain = demangle(sorted({symbol.name for _, symbols, _ in unresolved for symbol in symbols}))
     index: dict[str, list[str]] = {}
-    for file, symbols, closure in unresolved:
+    for file, symbols, _ in unresolved:
         shown = [plain[symbol.name] for symbol in symbols]
         owner = next((name for s in symbols if (name := _owner_pattern(native, s.name))), None)
         provider = native.tree.by_name.get(owner) if owner else None
@@ -236,9 +234,6 @@ def _owner_pattern(native: Native, name: str) -> str | None:
         if any(re.search(str(pattern), name) for pattern in patterns):
             return str(distribution)
     return None
-
-
-_NESTED = re.compile(r"_Z(?:N[rVK]*)?((?:\d+[A-Za-z_]\w*?)+?(?=\d|[A-Z]|\b))")
 
 
 def base_name(mangled: str) -> str | None:

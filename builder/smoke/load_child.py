@@ -26,7 +26,7 @@ def open_file(path: str, first: list[tuple[str, bool]], pipe: int) -> None:
         for library, is_global in first:
             ctypes.CDLL(library, mode=os.RTLD_NOW | (os.RTLD_GLOBAL if is_global else os.RTLD_LOCAL))
         ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - what the loader raises is the answer
         os.write(pipe, f"{error}".encode(errors="replace")[:8192])
         os._exit(REFUSED)
     os._exit(OPENED)

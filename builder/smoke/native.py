@@ -53,6 +53,8 @@ class Native:
         for path, owner in paths:
             try:
                 files.append(NativeFile(path, owner, self.library.get(self.tree.path(path)).elf))
+            except FileNotFoundError:
+                files.append(NativeFile(path, owner, None, "is missing"))
             except OSError as error:
                 files.append(NativeFile(path, owner, None, f"cannot be read: {error.strerror}"))
             except ElfError as error:

@@ -43,7 +43,7 @@ def main() -> None:
     if module:
         try:
             answer["version"] = str(getattr(__import__(module), "__version__", ""))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - what the import raises is the answer
             answer["error"] = f"{type(error).__name__}: {error}"
     loaded = mapped()
     by_name = {os.path.basename(path): path for path in loaded}

@@ -128,13 +128,15 @@ class Scrubber:
     """Replaces what differs between two runs (temporary folders, addresses, process ids) in a child's words."""
 
     def __init__(self, *folders: str | os.PathLike[str]) -> None:
-        self._folders = sorted({str(folder) for folder in folders if str(folder) not in ("", "/")}, key=len, reverse=True)
+        self._folders = sorted(
+            {str(folder) for folder in folders if str(folder) not in ("", "/")}, key=len, reverse=True
+        )
 
     def __call__(self, text: str) -> str:
         """``text`` with our temporary folders as `TMP` and addresses as `0x…`."""
         for folder in self._folders:
             text = text.replace(folder, "TMP")
-        text = re.sub(r"/tmp/(?:tmp|pip-|nvcc)[\w.-]+", "TMP/file", text)
+        text = re.sub(r"(?<!TMP)/tmp/tmp[\w.-]+", "TMP/file", text)
         text = re.sub(r"tmpxft_[0-9a-f]{8}_[0-9a-f]{8}", "tmpxft", text)
         return re.sub(r"\b0x[0-9a-fA-F]{7,16}\b", "0x…", text)
 
@@ -149,23 +151,23 @@ class Reporter:
 
     def run(self, name: str, part: str, check: Callable[[], Result]) -> Check:
         """Run one check; whatever it raises is a failure of the check, not of the run."""
-        started = time.monotonic()
+        started, used = time.monotonic(), _cpu_seconds()
         try:
             result = check()
-        except Exception as error:  # a check that breaks has proven nothing: say so and go on with the others
+        except Exception as error:  # noqa: BLE001 - a check that breaks has proven nothing: say so and go on with the others
             result = Result(unit="files", detail="the check itself broke")
             place = _place(error)
             result.add("error", name, f"the check broke: {type(error).__name__}: {error}", because=place)
         outcome = result.finish(name, part)
         self.checks.append(outcome)
-        self.show(outcome, time.monotonic() - started if self.timings else None)
+        took = f"{time.monotonic() - started:6.1f} s {_cpu_seconds() - used:6.1f} cpu  " if self.timings else ""
+        self.show(outcome, took)
         return outcome
 
-    def show(self, check: Check, seconds: float | None = None) -> None:
+    def show(self, check: Check, took: str = "") -> None:
         """One line, then what went wrong."""
         state = "FAILED" if not check.ok else "ok" if check.applicable else "-"
         amount = f"{check.looked_at:,} {check.unit}" if check.applicable else ""
-        took = "" if seconds is None else f"{seconds:6.1f} s  "
         parts = [part for part in (amount, check.detail) if part]
         self.say(f"{check.name:<18} {state:<7} {took}{'; '.join(parts)}")
         loud = [finding for finding in check.findings if finding.severity != "note"]
@@ -177,6 +179,12 @@ class Reporter:
     def say(self, line: str) -> None:
         """Print at once: a build shows its log while it runs."""
         print(line, file=self.out, flush=True)
+
+
+def _cpu_seconds() -> float:
+    """What this process and its children that have ended have used."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def _place(error: BaseException) -> str:

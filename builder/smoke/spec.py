@@ -84,7 +84,11 @@ class SharedFiles:
 
 @dataclass(frozen=True)
 class Spec:
-    """The whole spec. ``native_lock`` is the ``lock`` that the spec of the native part alone has; ``facts`` is `smoke.yaml` as it stands, less what has a field of its own here."""
+    """The whole spec.
+
+    ``native_lock`` is the ``lock`` that the spec of the native part alone has; ``facts`` is `smoke.yaml` as it stands, less
+    what has a field of its own here.
+    """
 
     matrix: str
     lock: str

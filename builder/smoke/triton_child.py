@@ -19,12 +19,12 @@ SITE_PACKAGES, *TARGETS = sys.argv[1:] if len(sys.argv) > 1 else [""]
 if SITE_PACKAGES and SITE_PACKAGES not in sys.path:
     sys.path.insert(0, SITE_PACKAGES)
 
-import triton  # type: ignore[import-not-found,unused-ignore]  # noqa: E402
-import triton.language as tl  # type: ignore[import-not-found,unused-ignore]  # noqa: E402
+import triton  # type: ignore[import-not-found,unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
 
 
 @triton.jit  # type: ignore[untyped-decorator,misc,unused-ignore]
-def add(x, y, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN201, N803
+def add(x, y, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < n
     tl.store(out + offsets, tl.load(x + offsets, mask=mask) + tl.load(y + offsets, mask=mask), mask=mask)
@@ -38,7 +38,7 @@ def attempt(what: str, action: Callable[[], Any]) -> Any:
     os.dup2(writable, 2)
     try:
         value = action()
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - what it raises is the answer
         error = traceback.format_exc(limit=-3)
     finally:
         os.dup2(saved, 2)

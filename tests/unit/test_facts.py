@@ -11,7 +11,8 @@ from ruamel.yaml import YAML
 
 from builder import facts
 from builder.facts import CudaFact, Fact, GpuFact, LayerFact, layer_of, load_facts, load_named, parse_facts
-from builder.schemas import ROOT, SCHEMAS, facts_schema_text
+from builder.facts import schema_text as facts_schema_text
+from builder.schemas import ROOT, SCHEMAS
 from builder.yamlsource import SourceError
 
 FOLDER = Path(facts.__file__).parent

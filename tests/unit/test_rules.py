@@ -11,6 +11,7 @@ import pytest
 from builder.findings import Finding, Severity
 from builder.matrix import list_matrices, load, parse_matrix
 from builder.rules import RULES, Context, Rule, evaluate_rules, local_cuda, rule
+from tests.unit.test_lockrules import lock_of
 
 TODAY = date(2026, 11, 30)
 MATRICES = Path(__file__).resolve().parents[2] / "matrices"
@@ -204,12 +205,13 @@ def test_cuda_of_a_local_version(version: str, cuda: str | None) -> None:
 
 def test_rules_that_need_a_lock_wait_for_one() -> None:
     def evaluate(context: Context) -> Iterator[Finding]:
-        yield Finding(rule="x", severity=Severity.NOTE, subject="s", message=f"{context.lock}")
+        yield Finding(rule="x", severity=Severity.NOTE, subject="s", message=f"{context.lock and context.lock.matrix}")
 
     rules = {"x": Rule("x", "title", evaluate, needs_lock=True)}
     loaded = parse_matrix(TEXT, Path("x.yaml"))
     assert evaluate_rules(Context(loaded, TODAY), rules) == []
-    assert [f.message for f in evaluate_rules(Context(loaded, TODAY, lock="lock"), rules)] == ["lock"]
+    lock = lock_of([])
+    assert [f.message for f in evaluate_rules(Context(loaded, TODAY, lock), rules)] == ["x"]
 
 
 def test_a_rule_speaks_for_itself_only() -> None:
