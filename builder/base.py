@@ -33,6 +33,19 @@ COMPONENTS = {"debian": ("main",), "ubuntu": ("main", "universe")}
 _EXCLUDES = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*", "/usr/share/lintian/*")
 _INCLUDES = ("/usr/share/doc/*/copyright",)
 
+RECIPE = (
+    *(f"--dpkgopt=path-exclude={pattern}" for pattern in _EXCLUDES),
+    *(f"--dpkgopt=path-include={pattern}" for pattern in _INCLUDES),
+    # Leftovers that differ from run to run, or are the build machine's: logs, caches.
+    "--customize-hook=rm -rf $1/var/log/* $1/var/cache/ldconfig $1/var/cache/debconf/*-old $1/var/lib/dpkg/*-old",
+    # The site's mirror must not be in the image.
+    "--customize-hook=rm -f $1/etc/apt/sources.list.d/*; : > $1/etc/apt/sources.list",
+    # An engine mounts its own over these. Where they are missing it makes and removes them, and that changes the time of
+    # /etc in the layer of every build step.
+    "--customize-hook=for f in hostname hosts resolv.conf; do : > $1/etc/$f; done",
+)
+"""How the root file system is made, besides its packages: mmdebstrap's arguments."""
+
 
 def os_packages(matrix: Matrix) -> list[str]:
     """The packages asked for besides the distribution's minimal set, sorted; the matrix's own extra ones among them."""
@@ -49,7 +62,7 @@ def epoch(matrix: Matrix) -> int:
 
 def rootfs_path(base: Base, settings: Settings) -> Path:
     """Where the bootstrapped root file system of this package list is kept."""
-    digest = sha256_hex(canonical_json(base.model_dump(mode="json")))
+    digest = sha256_hex(canonical_json([base.model_dump(mode="json"), RECIPE]))
     return settings.cache / "rootfs" / f"{base.distribution}-{base.release}-{digest[:16]}.tar"
 
 
@@ -132,13 +145,7 @@ def bootstrap_rootfs(matrix: Matrix, target: Path, settings: Settings) -> tuple[
     partial = target.with_name(f".{target.name}.{os.getpid()}.tar")
     argv = ["mmdebstrap", "--mode=root", "--variant=minbase", "--format=tar", "--quiet"]
     argv += [f"--include={','.join(os_packages(matrix))}"]
-    argv += [f"--dpkgopt=path-exclude={pattern}" for pattern in _EXCLUDES]
-    argv += [f"--dpkgopt=path-include={pattern}" for pattern in _INCLUDES]
-    # Leftovers that differ from run to run or are the build machine's: logs, caches, name resolution.
-    argv += ["--customize-hook=rm -rf $1/var/log/* $1/var/cache/ldconfig $1/var/cache/debconf/*-old $1/var/lib/dpkg/*-old"]
-    argv += ["--customize-hook=rm -f $1/etc/hostname $1/etc/resolv.conf $1/etc/apt/sources.list.d/*"]
-    # The site's mirror must not be in the image; what replaces it is what the distribution itself would write.
-    argv += ["--customize-hook=: > $1/etc/apt/sources.list"]
+    argv += list(RECIPE)
     argv += [matrix.base.release, str(partial), "-"]
     environment = {**bootstrap.tool_environment(), "SOURCE_DATE_EPOCH": str(epoch(matrix)), "LC_ALL": "C.UTF-8"}
     try:

@@ -86,7 +86,8 @@ def _bytes(text: str) -> int:
     if match is None:
         return 0
     base = 1024 if "i" in match[2] else 1000
-    return int(float(match[1]) * base ** " kMGT".index(match[2][0].replace("B", " ").replace("K", "k")))
+    factor: int = base ** "BKMGT".index(match[2][0].upper())
+    return round(float(match[1]) * factor)
 
 
 def _prune_records(engine: Engine, buildx: Buildx, ids: list[str]) -> None:

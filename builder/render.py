@@ -19,7 +19,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from builder import elf as _elf
-from builder.base import epoch, os_packages
+from builder.base import RECIPE, epoch, os_packages
 from builder.errors import UsageError
 from builder.files import canonical_json, pretty_size, sha256_hex, write_atomic
 from builder.layers import ORDER, LayerPlan, plan_layers, stage_below
@@ -121,7 +121,7 @@ def base_digest(matrix: Matrix, lock: Lock) -> str:
     """What decides the base image: the package list, how it is made, and the layer's recipe."""
     recipe = DOCKERFILE_BASE.read_bytes() + (Path(__file__).parent / "smoke" / "finish.py").read_bytes()
     base = lock.base.model_dump(mode="json")
-    return sha256_hex(canonical_json([base, os_packages(matrix), epoch(matrix), sha256_hex(recipe)]))
+    return sha256_hex(canonical_json([base, os_packages(matrix), RECIPE, epoch(matrix), sha256_hex(recipe)]))
 
 
 def base_image(matrix: Matrix, lock: Lock) -> str:
@@ -146,14 +146,15 @@ class Rendered:
         return sha256_hex(canonical_json([self.dockerfile, contents]))
 
     def write(self, folder: Path) -> None:
-        """Write the context to `folder`, times fixed: BuildKit compares them. What no longer belongs is removed."""
+        """Write the context to `folder`. What no longer belongs is removed; a file that is right already keeps its time.
+
+        BuildKit's client sends a file again only if its size or time changed, so times are never set here.
+        """
         wanted = {folder / name for name in (*self.context, *self.links, "Dockerfile")}
-        when = self.plan.epoch
         for name, data in {**self.context, "Dockerfile": self.dockerfile.encode()}.items():
             path = folder / name
             if not path.is_file() or path.read_bytes() != data:
                 write_atomic(path, data)
-            os.utime(path, (when, when))
         for name, source in self.links.items():
             _link(source, folder / name)
         for path in sorted(folder.rglob("*"), reverse=True):

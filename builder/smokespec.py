@@ -20,6 +20,8 @@ def smoke_spec(plan: LayerPlan, *, native: bool) -> dict[str, Any]:
     """The spec of the native part, or of the whole image."""
     known = dict(smoke_facts())
     imports, shared = known.pop("imports"), known.pop("shared_files", [])
+    if plan.lock.version_of("sglang") is None or native:
+        known["registries"] = []
     artefacts = [artefact for artefact in plan.lock.artefacts if not (native and artefact.layer == "sglang")]
     versions = {artefact.name: artefact.version for artefact in artefacts}
     listed = [

@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from packaging.utils import canonicalize_name
 
@@ -25,7 +25,12 @@ JSON = "application/vnd.pypi.simple.v1+json"
 
 def metadata(name: str, version: str, requires: Sequence[str] = ()) -> bytes:
     """The METADATA of a tiny wheel."""
-    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {r}" for r in requires)]
+    lines = [
+        "Metadata-Version: 2.1",
+        f"Name: {name}",
+        f"Version: {version}",
+        *(f"Requires-Dist: {r}" for r in requires),
+    ]
     return "".join(f"{line}\n" for line in lines).encode()
 
 
@@ -124,7 +129,9 @@ class Loopback:
             self.files[f"/{index}/files/{file}.metadata"] = Served(text)
             entry["core-metadata"] = {"sha256": hashlib.sha256(text).hexdigest()}
         page = f"/{index}/{name}/"
-        listed = json.loads(self.files[page].data) if page in self.files else {"name": name, "files": []}
+        listed: dict[str, Any] = {"name": name, "files": []}
+        if page in self.files:
+            listed = json.loads(self.files[page].data)
         listed |= {"meta": {"api-version": "1.1"}, "versions": []}
         listed["files"].append(entry)
         self.files[page] = Served(json.dumps(listed).encode())
@@ -143,7 +150,10 @@ class _Handler(BaseHTTPRequestHandler):
         if served is None:
             self._answer(404, b"no such file")
             return
-        if served.auth and self.headers.get("Authorization") != "Basic " + base64.b64encode(served.auth.encode()).decode():
+        if (
+            served.auth
+            and self.headers.get("Authorization") != "Basic " + base64.b64encode(served.auth.encode()).decode()
+        ):
             self._answer(401, b"who are you")
             return
         status = served.statuses.pop(0) if served.statuses else served.status

@@ -3,22 +3,30 @@
 Standard library only. Reads the lock and the proof beside it and says no more than they do.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import sys
+from typing import Any
 
 
-def load(folder, name):
+def load(folder: str, name: str) -> Any:
     """A JSON file of the image's proof."""
     with open(os.path.join(folder, name), encoding="utf-8") as file:
         return json.load(file)
 
 
-def text(folder):
+def text(folder: str) -> list[str]:
     """The description, as lines."""
     about, proof = load(folder, "about.json"), load(folder, "smoke.json")
     lines = [f"{about['matrix']}: {about['summary']}", ""]
-    rows = [("lock", about["lock"]), ("as of", about["as_of"]), ("system", about["system"]), ("python", about["python"])]
+    rows = [
+        ("lock", about["lock"]),
+        ("as of", about["as_of"]),
+        ("system", about["system"]),
+        ("python", about["python"]),
+    ]
     rows += [("CUDA", about["cuda"])] if about["cuda"] else []
     rows += [(name, version) for name, version in about["stack"]]
     rows += [("GPU targets", ", ".join(about["gpus"])), ("patches", ", ".join(about["patches"]) or "none")]
@@ -27,11 +35,12 @@ def text(folder):
     lines += [f"  {name:<{width}}  {value}" for name, value in rows]
     checks = proof["checks"]
     verdict = "passed in the build" if proof["ok"] else "FAILED"
-    lines += ["", f"ABI smoke test: {verdict}, {len(checks)} checks, no GPU was used"]
-    wide = max((len(check["name"]) for check in checks), default=0)
-    for check in checks:
+    applied = [check for check in checks if not check["detail"].startswith("not applicable")]
+    lines += ["", f"ABI smoke test: {verdict}, {len(applied)} checks, no GPU was used"]
+    wide = max((len(check["name"]) for check in applied), default=0)
+    for check in applied:
         state = "ok" if check["ok"] else "FAILED"
-        lines.append(f"  {state:<6}  {check['name']:<{wide}}  {check['looked_at']:>9,} {check.get('unit', '')}")
+        lines.append(f"  {state:<6}  {check['name']:<{wide}}  {check['looked_at']:>9,} {check['unit']}")
     lines += ["", "start a server: python3 -m sglang.launch_server --help"] if about["sglang"] else []
     return lines
 

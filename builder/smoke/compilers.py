@@ -48,8 +48,9 @@ def check_nvcc(spec: Spec, workspace: Workspace) -> Result:
     source = folder / "smoke.cu"
     source.write_text(_SOURCE, encoding="utf-8")
     nvcc = Path(spec.cuda_home) / "bin" / "nvcc"
-    made = []
+    made: list[str] = []
     for gpu in spec.gpus:
+        failed: dict[str, list[str]] = {}
         for what, options in (("program", []), ("shared module", ["-shared", "-Xcompiler", "-fPIC"])):
             result.looked_at += 1
             output = folder / f"smoke_{gpu.nvcc}_{what.split()[0]}"
@@ -58,21 +59,22 @@ def check_nvcc(spec: Spec, workspace: Workspace) -> Result:
             try:
                 outcome = workspace.run(command, timeout=_NVCC_TIMEOUT, extra=home_environment(spec))
             except OSError as error:
+                result.expected = None
                 result.add("error", "nvcc", f"nvcc cannot be run: {error.strerror}", because=f"it should be `{nvcc}`")
                 return result
-            subject = f"sm_{gpu.nvcc} {what}"
             if outcome.code != 0:
-                _report_nvcc(result, subject, outcome)
+                failed.setdefault(f"{outcome.tail(8)}\nnvcc {outcome.ended}", []).append(what)
             elif trouble := _trouble(output, spec):
-                result.add("error", subject, f"nvcc made a {what} for sm_{gpu.nvcc} that {trouble}")
+                failed.setdefault(trouble, []).append(what)
             else:
-                made.append(subject)
+                made.append(f"sm_{gpu.nvcc} {what}")
+        for said, kinds in failed.items():
+            _report_nvcc(result, gpu, " or a ".join(kinds), said)
     result.detail = f"compiled and linked: {', '.join(made)}" if made else "nothing could be built"
     return result
 
 
-def _report_nvcc(result: Result, subject: str, outcome: Outcome) -> None:
-    said = outcome.tail(8)
+def _report_nvcc(result: Result, gpu: Gpu, what: str, said: str) -> None:
     hint = ""
     if "Unsupported .version" in said:
         hint = "cicc (nvidia-nvvm) is newer than ptxas (nvidia-cuda-nvcc): `compiler-coherent` names the versions"
@@ -80,19 +82,21 @@ def _report_nvcc(result: Result, subject: str, outcome: Outcome) -> None:
         hint = "CUDA_HOME lacks what a linker looks for: lib64 with unversioned names, lib64/stubs/libcuda.so, a real `bin`"
     elif "Unsupported gpu architecture" in said or "is not defined for option" in said:
         hint = "this nvcc is too old for that target"
-    result.add("error", subject, f"nvcc cannot build a {subject}: it {outcome.ended}", because=said, hint=hint)
+    result.add(
+        "error", f"sm_{gpu.nvcc}", f"nvcc cannot build a {what} for sm_{gpu.nvcc}", because=said.strip(), hint=hint
+    )
 
 
 def _trouble(output: Path, spec: Spec) -> str:
-    """Linked to what it has to be linked to, and with device code in it; empty if so."""
+    """What is wrong with what nvcc made: it has to need the driver and the runtime, and to hold device code."""
     try:
         elf = read_file(output)
     except (OSError, ElfError) as error:
-        return f"cannot be read: {error}"
+        return f"it cannot be read: {error}"
     for wanted in ("libcuda.so.1", f"libcudart.so.{spec.cuda_major}"):
         if wanted not in elf.needed:
-            return f"does not need `{wanted}`, only {', '.join(elf.needed)}"
-    return "" if b".nv_fatbin" in output.read_bytes() else "holds no device code"
+            return f"it does not need `{wanted}`, only {', '.join(elf.needed)}"
+    return "" if b".nv_fatbin" in output.read_bytes() else "it holds no device code"
 
 
 def _child(native: Native, script: str, *arguments: str) -> tuple[Outcome, list[dict[str, str]]]:

@@ -7,6 +7,8 @@ driver API's own header for linking alone: it is on no loader path, its soname i
 Standard library only; runs in the build, on the image's Python, as `python3 -P …/cuda_home.py` beside `stub.py`.
 """
 
+from __future__ import annotations
+
 import argparse
 import os
 import re
@@ -14,19 +16,19 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-import stub
+import stub  # type: ignore[import-not-found,unused-ignore]  # it lies beside this file in the build
 
 # `CUresult CUDAAPI cuInit(unsigned int Flags);` declares, `#define cuMemAlloc cuMemAlloc_v2` names what is exported.
 _DECLARED = re.compile(r"\bCUDAAPI\s+(cu[A-Z]\w*)\s*\(")
 _RENAMED = re.compile(r"^\s*#\s*define\s+cu[A-Z]\w*\s+(cu[A-Z]\w*)\s*$", re.MULTILINE)
 
 
-def driver_names(header_text):
+def driver_names(header_text: str) -> list[str]:
     """The functions of the driver API that `cuda.h` declares, with the versioned names that programs link to."""
     return sorted(set(_DECLARED.findall(header_text)) | set(_RENAMED.findall(header_text)))
 
 
-def wheel_root(site_packages):
+def wheel_root(site_packages: str) -> str:
     """The folder that the CUDA wheels share (`nvidia/cu13`); `SystemExit` with the reason if it is not one folder."""
     parent = os.path.join(site_packages, "nvidia")
     roots = [
@@ -43,13 +45,13 @@ def wheel_root(site_packages):
     return roots[0]
 
 
-def unversioned(name):
+def unversioned(name: str) -> str | None:
     """`libcudart.so.13` → `libcudart.so`; None for a name that has no version."""
     match = re.fullmatch(r"(lib[\w+.-]+?\.so)\.[\d.]+", name)
     return match.group(1) if match else None
 
 
-def lay_out(root, home):
+def lay_out(root: str, home: str) -> None:
     """Make `home` over the wheels' folder `root`: links only, but for the generated stub."""
     os.makedirs(os.path.join(home, "bin"))
     for name in sorted(os.listdir(os.path.join(root, "bin"))):
@@ -76,7 +78,7 @@ def lay_out(root, home):
         os.symlink(home, "/usr/local/cuda")
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
     """Return 0; an existing `home` is an error."""
     parser = argparse.ArgumentParser(description="lay out CUDA_HOME over the CUDA wheels")
     parser.add_argument("--site-packages", required=True)

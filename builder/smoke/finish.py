@@ -6,18 +6,21 @@ is not before the start mark's): touching a file of a lower layer would copy it 
 Standard library only; runs on the image's Python.
 """
 
+from __future__ import annotations
+
 import argparse
 import compileall
 import os
 import py_compile
 import sys
 import warnings
+from collections.abc import Iterator
 
 # Written beside what is installed, by uv and by venv; no RECORD has them.
 DROPPINGS = ("uv_cache.json", "uv_build.json")
 
 
-def entries(top):
+def entries(top: str) -> Iterator[str]:
     """Every path below `top` and `top` itself, children before their folder, links not followed, one file system."""
     device = os.lstat(top).st_dev
     stack = [(top, False)]
@@ -33,7 +36,7 @@ def entries(top):
             yield path
 
 
-def compile_package(path, workers):
+def compile_package(path: str, workers: int) -> None:
     """Bytecode for a package or module that checks its source by hash: an edit in a running container is seen."""
     warnings.simplefilter("ignore")
     mode = py_compile.PycInvalidationMode.CHECKED_HASH
@@ -43,7 +46,7 @@ def compile_package(path, workers):
         compileall.compile_file(path, quiet=2, invalidation_mode=mode)
 
 
-def drop(path):
+def drop(path: str) -> bool:
     """Remove an installer's dropping; True if `path` is one."""
     if os.path.basename(path) in DROPPINGS and ".dist-info" in path:
         os.unlink(path)
@@ -56,7 +59,7 @@ def drop(path):
     return False
 
 
-def finish(start_file, epoch, folders):
+def finish(start_file: str, epoch: int, folders: list[str]) -> None:
     """Fix what the step that made `start_file` wrote below `folders`; the start file goes."""
     start = os.stat(start_file).st_ctime_ns
     os.unlink(start_file)
@@ -75,7 +78,7 @@ def finish(start_file, epoch, folders):
             os.utime(path, (epoch, epoch), follow_symlinks=False)
 
 
-def fixed_mode(path, mode):
+def fixed_mode(path: str, mode: int) -> int | None:
     """The mode for a file or folder below /opt or /usr/local, None if it is right already or not ours to set.
 
     Readable by any --user and writable by root alone: the umask of the machine that built it must not show.
@@ -86,7 +89,7 @@ def fixed_mode(path, mode):
     return wanted if wanted != mode else None
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
     """Return 0; an error is an exception, and fails the build step."""
     parser = argparse.ArgumentParser(description="fix times and modes of what a build step wrote")
     parser.add_argument("--epoch", type=int, help="seconds since 1970 for every file and folder")

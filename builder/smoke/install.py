@@ -203,7 +203,7 @@ def _report_unowned(result: Result, tree: Tree, ignored: frozenset[str]) -> None
         elif not _of_the_environment(path):
             unowned.append(path)
     if bytecode:
-        result.detail += f", {bytecode:,} bytecode files"
+        result.detail += f", {count(bytecode, 'bytecode file')}"
     if unowned:
         result.add(
             "error",
@@ -218,7 +218,7 @@ def _report_unowned(result: Result, tree: Tree, ignored: frozenset[str]) -> None
             result.add(
                 severity,
                 paths[0],
-                f"{count(len(paths), 'bytecode file')} that {trouble}: {some(paths)}",
+                f"{count(len(paths), 'bytecode file')} {trouble}: {some(paths)}",
                 because="bytecode that is not of its source hides what a user edits in a container",
                 hint="compile with `python -m compileall --invalidation-mode checked-hash`",
             )
@@ -254,20 +254,20 @@ def _bytecode_trouble(path: Path) -> tuple[str, str]:
     try:
         head, text = path.read_bytes()[:16], source.read_bytes()
     except FileNotFoundError:
-        return "error", "have no source"
+        return "error", "without a source"
     except OSError:
-        return "error", "cannot be read"
+        return "error", "that cannot be read"
     if len(head) < 16:
-        return "error", "are truncated"
+        return "error", "cut short"
     (flags,) = struct.unpack_from("<I", head, 4)
     if flags & 1:
         if head[8:16] != importlib.util.source_hash(text):
-            return "error", "are stale: their source has other content"
-        return ("", "") if flags & 2 else ("warning", "are never compared with their source (`unchecked-hash`)")
+            return "error", "stale, its source has other content"
+        return ("", "") if flags & 2 else ("warning", "never compared with its source (`unchecked-hash`)")
     stamp, size = struct.unpack_from("<II", head, 8)
     if size != len(text) & 0xFFFFFFFF or stamp != int(source.stat().st_mtime) & 0xFFFFFFFF:
-        return "error", "are stale: their source has another time or size"
-    return "warning", "go by time, not by content"
+        return "error", "stale, its source has another time or size"
+    return "warning", "going by time, not by content"
 
 
 def check_ownership(spec: Spec, tree: Tree, *, native: bool) -> Result:

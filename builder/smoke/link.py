@@ -42,7 +42,7 @@ def check_needed(native: Native, ledger: Ledger) -> Result:
             result.add("error", file.path, message, because=because, hint=hint)
     result.looked_at += sum(1 for file in files if file.elf is None)
     host = sorted(name for name in native.drivers if name in native.stubs)
-    result.detail = f"{needed:,} needed libraries" + (f", {count(len(programs), 'program')} too" if programs else "")
+    result.detail = count(needed, "needed library", "needed libraries") + (f", {count(len(programs), 'program')} too" if programs else "")
     if host:
         result.detail += f"; the host's driver brings {', '.join(host)}"
     ledger.settle("needed", result, native.scope)
@@ -140,9 +140,9 @@ def check_symbols(native: Native, ledger: Ledger) -> Result:
             unresolved.append((file, bad, closure))
     _report_symbols(native, unresolved, result, ledger)
     there = sum(1 for file in files if file.elf is not None)
-    result.detail = f"in {looked:,} of {len(files):,} shared objects, {versions:,} symbol versions"
+    result.detail = f"in {looked:,} of {count(len(files), 'shared object')}, {count(versions, 'symbol version')}"
     if unjudged:
-        result.detail += f"; {unjudged:,} symbols of {count(incomplete, 'file')} may be in libraries that are missing"
+        result.detail += f"; {count(unjudged, 'symbol')} of {count(incomplete, 'file')} may be in libraries that are missing"
     if looked != there:
         result.add("error", "symbols", f"looked into {looked} of {there} shared objects")
     ledger.settle("symbols", result, native.scope)
@@ -215,7 +215,8 @@ def _report_symbols(
         if provider and provider.name != file.owner.name:
             because.append(f"this file was built for another {provider.shown}")
         if not index:
-            index = _by_base(item for _, _, c in unresolved for item in [*native.loader.global_scope, *c.objects])
+            there = [*native.loader.global_scope, *native.loader.loaded.values()]
+            index = _by_base([*there, *(item for _, _, closure in unresolved for item in closure.objects)])
         for symbol in symbols[:3]:
             if near := nearest(symbol.name, index):
                 because.append(f"the nearest name there is: `{demangle([near])[near]}`, for `{plain[symbol.name]}`")
@@ -238,7 +239,7 @@ def _owner_pattern(native: Native, name: str) -> str | None:
 
 def base_name(mangled: str) -> str | None:
     """`c10::SymInt::sym_ne` of an Itanium-mangled function, without its parameters; None for what is not one."""
-    match = re.match(r"_Z(?:N[rVK]*)?", mangled)
+    match = re.match(r"_Z(?:N[rVK]*[RO]?)?", mangled)
     if not match:
         return None
     at, parts = match.end(), []

@@ -53,7 +53,7 @@ def check_load(native: Native, ledger: Ledger) -> Result:
         result.looked_at += 1
         if answer["code"] == 0:
             continue
-        _report(native, ledger, result, file.path, answer)
+        _report(native, ledger, result, file, answer)
     after = (
         f"after `import torch` ({native.torch.version})" if native.torch else "in a bare python (no torch in the lock)"
     )
@@ -74,8 +74,8 @@ def _serve(native: Native, files: list[NativeFile]) -> Outcome:
     return native.workspace.run(command, timeout=_ALL_TIMEOUT, stdin="".join(json.dumps(job) + "\n" for job in jobs))
 
 
-def _report(native: Native, ledger: Ledger, result: Result, path: str, answer: dict[str, object]) -> None:
-    owner = native.tree.by_name[native.tree.owners[path][-1][0].name]
+def _report(native: Native, ledger: Ledger, result: Result, file: NativeFile, answer: dict[str, object]) -> None:
+    path, owner = file.path, file.owner
     code = answer["code"]
     said = native.workspace.scrub(str(answer["error"])).strip()
     if code == 3:

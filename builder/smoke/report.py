@@ -167,7 +167,7 @@ class Reporter:
     def show(self, check: Check, took: str = "") -> None:
         """One line, then what went wrong."""
         state = "FAILED" if not check.ok else "ok" if check.applicable else "-"
-        amount = f"{check.looked_at:,} {check.unit}" if check.applicable else ""
+        amount = count(check.looked_at, check.unit.removesuffix("s"), check.unit) if check.applicable else ""
         parts = [part for part in (amount, check.detail) if part]
         self.say(f"{check.name:<18} {state:<7} {took}{'; '.join(parts)}")
         loud = [finding for finding in check.findings if finding.severity != "note"]

@@ -89,8 +89,9 @@ class Tree:
 
     def owner(self, path: str | os.PathLike[str]) -> Distribution | None:
         """The distribution that brings a file on disk, if a RECORD names it."""
-        found = self.owners.get(self.relative(path))
-        return found[-1][0] if found else None
+        relative = self.relative(path)
+        found = self.owners.get(relative)
+        return self._likely(relative, found) if found else None
 
     def relative(self, path: str | os.PathLike[str]) -> str:
         """A path on disk as RECORD would write it; a path outside of the environment stays as it is."""
@@ -109,10 +110,20 @@ class Tree:
         """Native programs and libraries for this machine that are not called `*.so`: found by their first bytes."""
         return self._select(scope, lambda path: not is_shared_object(path) and _is_native(self.path(path)))
 
+    def _likely(self, path: str, owners: list[tuple[Distribution, Entry]]) -> Distribution:
+        """Whose file this is: of several owners, the one that states the size that it has."""
+        if len(owners) > 1:
+            try:
+                size = self.path(path).stat().st_size
+            except OSError:
+                size = None
+            owners = [item for item in owners if item[1].size == size] or owners
+        return owners[-1][0]
+
     def _select(self, scope: Iterable[str], wanted: Callable[[str], bool]) -> list[tuple[str, Distribution]]:
         names = frozenset(scope)
         found = {
-            path: owners[-1][0]
+            path: self._likely(path, owners)
             for path, owners in self.owners.items()
             if any(owner.name in names for owner, _ in owners) and wanted(path)
         }

@@ -93,9 +93,10 @@ def install(layers: list[str], epoch: int) -> str:
     mounts = " ".join(f"--mount=type=bind,source=layers/{name},target=/mnt/layers/{name}" for name in layers)
     files = " ".join(f"-r /mnt/layers/{name}/default.txt" for name in layers)
     return (
-        f"RUN --network=host --mount=type=bind,source=tools,target=/mnt/tools {mounts} --mount=type=secret,id=ca "
+        "RUN --network=host --mount=type=tmpfs,target=/mnt --mount=type=bind,source=tools,target=/mnt/tools "
+        f"{mounts} --mount=type=secret,id=ca,target=/mnt/secrets/ca "
         "set -eu; touch /opt/.start; export TMPDIR=/opt/.tmp; mkdir /opt/.tmp; "
-        "if [ -s /run/secrets/ca ]; then export SSL_CERT_FILE=/run/secrets/ca; fi; "
+        "if [ -s /mnt/secrets/ca ]; then export SSL_CERT_FILE=/mnt/secrets/ca; fi; "
         "/mnt/tools/uv pip install -q --no-cache --python /opt/venv/bin/python --no-deps --require-hashes "
         f"--only-binary :all: {files}; rm -rf /opt/.tmp; "
         f"python3 -P /mnt/tools/finish.py --epoch {epoch} --start /opt/.start /opt\n"

@@ -22,9 +22,7 @@ pytestmark = pytest.mark.index
 def site(tmp_path: Path) -> Iterator[Settings]:
     """The site's settings, with a cache of our own."""
     found = settings.load()
-    yield Settings(
-        ca=found.ca, index=found.index, netrc=found.netrc, proxies=found.proxies, cache=tmp_path / "cache"
-    )
+    yield Settings(ca=found.ca, index=found.index, netrc=found.netrc, proxies=found.proxies, cache=tmp_path / "cache")
 
 
 def run(site: Settings, extra: str, **changes: str) -> dict[str, Artefact]:
@@ -92,9 +90,7 @@ def test_two_runs_give_equal_bytes_with_and_without_a_cache(site: Settings, tmp_
     loaded = tiny("extras: [requests==2.32.3, numpy==2.2.6]\n")
 
     def text(cache: str) -> str:
-        ours = Settings(
-            ca=site.ca, index=site.index, netrc=site.netrc, proxies=site.proxies, cache=tmp_path / cache
-        )
+        ours = Settings(ca=site.ca, index=site.index, netrc=site.netrc, proxies=site.proxies, cache=tmp_path / cache)
         return lock_of(loaded.matrix, *resolve(loaded.matrix, ours)[0]).text()
 
     first = text("one")
@@ -110,7 +106,9 @@ def test_pre_releases_are_taken_of_named_packages_only(site: Settings) -> None:
     assert caught.value.hint == "a package of which a pre-release may be taken is named under `prereleases`"
     found = run(site, f"{extra}prereleases: [opentelemetry-semantic-conventions]\n", as_of=day)
     assert found["opentelemetry-semantic-conventions"].version == "0.46b0"
-    assert not [a.version for a in found.values() if "b" in a.version and a.name != "opentelemetry-semantic-conventions"]
+    assert not [
+        a.version for a in found.values() if "b" in a.version and a.name != "opentelemetry-semantic-conventions"
+    ]
 
 
 def test_a_package_of_sources_only(site: Settings) -> None:

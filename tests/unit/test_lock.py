@@ -182,8 +182,8 @@ def test_the_inputs_do_not_cover_the_reason_of_an_override() -> None:
         ("as_of", "2026-03-02"),
         ("python", '"3.12"'),
         ("base", "{kind: archive, distribution: debian, release: trixie}"),
-        ("cuda", "{version: 13.0.2, jit: nvcc, compiler: {nvidia-cuda-nvcc: 13.0.88, nvidia-nvvm: 13.0.88, "
-         "nvidia-cuda-crt: 13.0.88, nvidia-cuda-cccl: 13.0.85}}"),
+        ("cuda", ("{version: 13.0.2, jit: nvcc, compiler: {nvidia-cuda-nvcc: 13.0.88, nvidia-nvvm: 13.0.88, "
+         "nvidia-cuda-crt: 13.0.88, nvidia-cuda-cccl: 13.0.85}}")),
         ("stack", "{torch: 2.11.0}"),
     ],
 )  # fmt: skip

@@ -188,7 +188,7 @@ def test_requirements_are_those_that_hold_for_the_target_sorted(site: Loopback, 
 
 
 def test_lines_of_old_metadata_that_are_no_requirements_are_left_out() -> None:
-    assert resolve._requires(["idna (>=3)", "x>=1.*", "?"], {}) == ["idna>=3"]  # type: ignore[comparison-overlap]
+    assert resolve._requires(["idna (>=3)", "x>=1.*", "?"], {}) == ["idna>=3"]
 
 
 def test_the_wheel_that_an_installer_would_take(site: Loopback, tmp_path: Path) -> None:
@@ -249,9 +249,7 @@ def test_an_override_wins_over_an_upstream_pin(site: Loopback, tmp_path: Path) -
     site.add(wheel("part", "1.0", ["dep==1.0"]))
     site.add(wheel("dep", "1.0"))
     site.add(wheel("dep", "2.0.1"))
-    extra = (
-        'extras: [part==1.0]\noverrides: [{package: dep, pin: "==1.0", ours: 2.0.1, because: it works, source: a test}]\n'
-    )
+    extra = 'extras: [part==1.0]\noverrides: [{package: dep, pin: "==1.0", ours: 2.0.1, because: it works, source: a test}]\n'
     assert names(run(site, tmp_path, extra)) == ["dep 2.0.1", "part 1.0"]
 
 

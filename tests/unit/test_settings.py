@@ -199,9 +199,7 @@ def test_a_configuration_that_is_not_utf_8(tmp_path: Path) -> None:
 
 def test_indexes_that_are_no_table(tmp_path: Path) -> None:
     path = configure(tmp_path, 'indexes = "https://wheels.example"\n')
-    assert refusal() == (
-        f'error: `indexes` is not a table\n  at: {path}\n  hint: write `indexes.NAME = "https://…"`'
-    )
+    assert refusal() == (f'error: `indexes` is not a table\n  at: {path}\n  hint: write `indexes.NAME = "https://…"`')
 
 
 def test_an_authority_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +223,7 @@ def test_a_missing_authority_in_the_configuration_names_the_file(tmp_path: Path)
         ("https://wheels.example/a\nRUN evil", r"'https://wheels.example/a\nRUN evil'"),
         ("https://wheels.example/a b", "'https://wheels.example/a b'"),
         ("https://wheels.example/\x7f", r"'https://wheels.example/\x7f'"),
-        ("https://wheels.example/'", "\"https://wheels.example/'\""),
+        ("https://wheels.example/'", '"https://wheels.example/\'"'),
         ("https://", "'https://'"),
         ("https://[::1", "'https://[::1'"),
         ("ftp://wheels.example", "'ftp://wheels.example'"),
@@ -274,7 +272,10 @@ def test_no_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
         ("https://me:secret@wheels.example/simple", "https://***@wheels.example/simple"),
         ("https://token@wheels.example", "https://***@wheels.example"),
         ("https://me:p@ss@wheels.example/", "https://***@wheels.example/"),
-        ("at https://a:b@x.example/ and https://c:d@y.example/", "at https://***@x.example/ and https://***@y.example/"),
+        (
+            "at https://a:b@x.example/ and https://c:d@y.example/",
+            "at https://***@x.example/ and https://***@y.example/",
+        ),
         ("https://wheels.example/simple/@scope", "https://wheels.example/simple/@scope"),
         ("nobody@wheels.example", "nobody@wheels.example"),
     ],

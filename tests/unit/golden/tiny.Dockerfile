@@ -1,0 +1,100 @@
+# tiny: A tiny stack
+# Rendered by `builder render tiny` from lock dbc3ed3f2047; do not edit.
+# Comments name the template that each part comes from. There is no `# syntax=` line: that would need a registry.
+
+# templates/stages/os.j2: debian bookworm, 2 OS packages; made by Dockerfile.base
+FROM sglang-stack-base:debian-bookworm-BASE AS os
+USER 0:0
+
+# templates/stages/python.j2: Python 3.11 in a virtual environment of its own
+FROM os AS python
+RUN --mount=type=tmpfs,target=/mnt \
+    --mount=type=bind,source=tools,target=/mnt/tools \
+    set -eu; \
+    touch /opt/.start; \
+    python3.11 -m venv --without-pip /opt/venv; \
+    python3 -P /mnt/tools/finish.py --epoch 1772323200 --start /opt/.start /opt
+
+# templates/stages/torch.j2: nothing of it is in this stack
+FROM python AS torch
+
+# templates/stages/kernels.j2: nothing of it is in this stack
+FROM torch AS kernels
+
+# templates/stages/flashinfer.j2: nothing of it is in this stack
+FROM kernels AS flashinfer
+
+# templates/stages/rest.j2: other wheels, 1 wheels, 1 kB compressed
+FROM flashinfer AS rest
+RUN --mount=type=tmpfs,target=/mnt \
+    --mount=type=bind,source=tools,target=/mnt/tools \
+    --mount=type=bind,source=layers/rest,target=/mnt/layer \
+    --mount=type=secret,id=ca,target=/mnt/secrets/ca \
+    --mount=type=secret,id=netrc,target=/mnt/secrets/netrc \
+    --mount=type=secret,id=index,target=/mnt/secrets/index \
+    set -eu; layer=rest; \
+    touch /opt/.start; \
+    . /mnt/tools/site.sh; \
+    install_from default /mnt/layer/default.txt; \
+    rm -rf /opt/.tmp; \
+    python3 -P /mnt/tools/finish.py --epoch 1772323200 --start /opt/.start /opt /usr/local
+
+# templates/stages/proof_native.j2: the smoke test of everything below sglang, kept when only sglang changes
+FROM rest AS proof_native
+ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    XDG_CACHE_HOME=/var/cache/sglang-stack \
+    FLASHINFER_WORKSPACE_BASE=/var/cache/sglang-stack \
+    TRITON_CACHE_DIR=/var/cache/sglang-stack/triton \
+    TORCHINDUCTOR_CACHE_DIR=/var/cache/sglang-stack/inductor \
+    HF_HOME=/var/cache/sglang-stack/huggingface
+RUN --network=none --mount=type=bind,source=smoke,target=/mnt/smoke \
+    --mount=type=bind,source=native.json,target=/mnt/native.json \
+    --mount=type=tmpfs,target=/tmp \
+    mkdir /proof && cd /proof && PYTHONPATH=/mnt/smoke PYTHONDONTWRITEBYTECODE=1 \
+    python3 -m builder.smoke native --spec /mnt/native.json --out /proof/native.json
+
+# templates/stages/sglang.j2: nothing of it is in this stack
+FROM rest AS sglang
+
+# templates/stages/proof_sglang.j2: the smoke test of sglang on top; the image exists only if both passed
+FROM sglang AS proof_sglang
+ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    XDG_CACHE_HOME=/var/cache/sglang-stack \
+    FLASHINFER_WORKSPACE_BASE=/var/cache/sglang-stack \
+    TRITON_CACHE_DIR=/var/cache/sglang-stack/triton \
+    TORCHINDUCTOR_CACHE_DIR=/var/cache/sglang-stack/inductor \
+    HF_HOME=/var/cache/sglang-stack/huggingface
+RUN --network=none --mount=type=bind,source=smoke,target=/mnt/smoke \
+    --mount=type=bind,source=proof,target=/mnt/proof \
+    --mount=type=bind,from=proof_native,source=/proof,target=/mnt/native \
+    --mount=type=tmpfs,target=/tmp \
+    mkdir /proof && cd /proof && PYTHONPATH=/mnt/smoke PYTHONDONTWRITEBYTECODE=1 \
+    python3 -m builder.smoke sglang --spec /mnt/proof/spec.json --native /mnt/native/native.json --out /proof/smoke.json
+
+# templates/stages/image.j2: the image: the layers, the proof that they passed, and how it starts
+FROM sglang AS image
+RUN --mount=type=tmpfs,target=/mnt \
+    --mount=type=bind,source=tools,target=/mnt/tools \
+    --mount=type=bind,source=smoke,target=/mnt/smoke \
+    --mount=type=bind,source=proof,target=/mnt/proof \
+    --mount=type=bind,from=proof_sglang,source=/proof,target=/mnt/passed \
+    set -eu; \
+    touch /opt/.start; \
+    mkdir /opt/sglang-stack; \
+    cp -R /mnt/smoke/builder /mnt/proof/. /mnt/passed/smoke.json /opt/sglang-stack/; \
+    python3 -P /mnt/tools/finish.py --epoch 1772323200 --start /opt/.start /opt
+ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    XDG_CACHE_HOME=/var/cache/sglang-stack \
+    FLASHINFER_WORKSPACE_BASE=/var/cache/sglang-stack \
+    TRITON_CACHE_DIR=/var/cache/sglang-stack/triton \
+    TORCHINDUCTOR_CACHE_DIR=/var/cache/sglang-stack/inductor \
+    HF_HOME=/var/cache/sglang-stack/huggingface
+LABEL org.opencontainers.image.description="A tiny stack"
+LABEL org.opencontainers.image.title="sglang-stack tiny"
+LABEL org.opencontainers.image.version="dbc3ed3f2047"
+LABEL sglang-stack.cuda="13.0.2"
+LABEL sglang-stack.gpus="12.0"
+LABEL sglang-stack.lock="dbc3ed3f20472e5ecd909cc8b7b452d504c609420f4d003604c481deb27480d1"
+LABEL sglang-stack.matrix="tiny"
+USER 10001:0
+CMD ["python3", "-P", "/opt/sglang-stack/builder/smoke/about.py"]

@@ -1,0 +1,135 @@
+"""`builder plan`: what a host would pull, and what it is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from builder import planning
+from builder.errors import LockError
+from builder.lock import Artefact, Lock, OsPackage, lock_path, write_lock
+from tests.made import TINY, artefact, direct, lock_of, sha, tiny
+
+STACK = (
+    artefact("torch", "2.11.0", layer="torch", size=500_000_000),
+    artefact("idna", "3.7"),
+    artefact("numpy", "2.2.6", size=16_800_000),
+    artefact("sglang", "0.5.9", layer="sglang", size=4_000_000),
+)
+
+
+def written(folder: Path, name: str, *artefacts: Artefact, text: str = TINY, **fields: object) -> Path:
+    path = folder / f"{name}.yaml"
+    path.write_text(text)
+    changes = {"as_of": text.split("as_of: ")[1][:10]}
+    matrix = tiny(name=name, **changes).matrix
+    write_lock(lock_of(matrix, *artefacts, **fields), lock_path(path))
+    return path
+
+
+def new(path: Path, other: Path) -> dict[str, bool]:
+    return {row.layer: row.new for row in planning.plan(path, other)}
+
+
+def test_the_plan_of_a_matrix(tmp_path: Path) -> None:
+    rows = planning.plan(written(tmp_path, "one", *STACK), None)
+    assert planning.as_text(rows).splitlines() == [
+        "layer                             wheels  compressed  to pull",
+        "OS (debian bookworm, 2 packages)       0           -      yes",
+        "torch and CUDA libraries               1      500 MB      yes",
+        "other wheels                           2     16.8 MB      yes",
+        "sglang                                 1        4 MB      yes",
+        "all wheels                             4      521 MB   521 MB",
+        "bytes are those of the wheels; a registry's layers are compressed anew and about as large",
+    ]
+
+
+def test_against_a_matrix_with_another_sglang(tmp_path: Path) -> None:
+    host = written(tmp_path, "host", *STACK)
+    wanted = written(tmp_path, "wanted", *STACK[:3], artefact("sglang", "0.5.9.post1", layer="sglang", size=4_000_000))
+    assert planning.as_text(planning.plan(wanted, host)).splitlines() == [
+        "layer                             wheels  compressed  to pull",
+        "OS (debian bookworm, 2 packages)       0           -       no",
+        "torch and CUDA libraries               1      500 MB       no",
+        "other wheels                           2     16.8 MB       no",
+        "sglang                                 1        4 MB      yes",
+        "  sglang 0.5.9 → 0.5.9.post1",
+        "all wheels                             4      521 MB     4 MB",
+        "bytes are those of the wheels; a registry's layers are compressed anew and about as large",
+    ]
+
+
+def test_against_itself_nothing_is_pulled(tmp_path: Path) -> None:
+    path = written(tmp_path, "one", *STACK)
+    assert planning.as_json(planning.plan(path, path))["bytes_to_pull"] == 0
+
+
+def test_what_differs_in_a_layer(tmp_path: Path) -> None:
+    host = written(tmp_path, "host", *STACK)
+    rest = (artefact("idna", "3.7", sha256=sha("other")), artefact("zipp", "1.0"))
+    rows = planning.plan(written(tmp_path, "wanted", *rest), host)
+    assert [row.differs for row in rows if row.layer == "rest"] == [
+        ("idna 3.7 is another file", "numpy 2.2.6 is gone", "zipp 1.0 is new")
+    ]
+
+
+def test_where_a_file_comes_from_does_not_make_a_layer_new(tmp_path: Path) -> None:
+    host = written(tmp_path, "host", artefact("part", layer="kernels"))
+    wanted = written(tmp_path, "wanted", direct("part", "1.0"))
+    assert new(wanted, host) == {"os": False, "kernels": False}
+
+
+@pytest.mark.parametrize(
+    ("old", "other"), [("as_of: 2026-03-01", "as_of: 2026-03-02"), ('python: "3.11"', 'python: "3.12"')]
+)
+def test_time_and_python_are_in_every_file_of_a_layer(tmp_path: Path, old: str, other: str) -> None:
+    host = written(tmp_path, "host", *STACK)
+    path = tmp_path / "wanted.yaml"
+    path.write_text(TINY.replace(old, other))
+    key, value = other.split(": ", 1)
+    write_lock(lock_of(tiny(name="wanted", **{key: value}).matrix, *STACK), lock_path(path))
+    found = new(path, host)
+    assert found == {"os": key == "as_of", "torch": True, "rest": True, "sglang": True}
+
+
+def test_another_os_package_makes_the_os_new_and_nothing_else(tmp_path: Path) -> None:
+    lock: Lock = lock_of(tiny().matrix)
+    packages = (*lock.base.packages, OsPackage(name="zlib1g", version="1", architecture="amd64"))
+    host = written(tmp_path, "host", *STACK)
+    wanted = written(tmp_path, "wanted", *STACK, base=lock.base.model_copy(update={"packages": packages}))
+    assert new(wanted, host) == {"os": True, "torch": False, "rest": False, "sglang": False}
+
+
+def test_the_plan_as_data(tmp_path: Path) -> None:
+    host = written(tmp_path, "host", *STACK)
+    wanted = written(tmp_path, "wanted", artefact("idna", "3.8"))
+    assert planning.as_json(planning.plan(wanted, host)) == {
+        "layers": [
+            {
+                "layer": "os",
+                "title": "OS (debian bookworm, 2 packages)",
+                "wheels": 0,
+                "bytes": 0,
+                "new": False,
+                "differs": [],
+            },
+            {
+                "layer": "rest",
+                "title": "other wheels",
+                "wheels": 1,
+                "bytes": 1000,
+                "new": True,
+                "differs": ["idna 3.7 → 3.8", "numpy 2.2.6 is gone"],
+            },
+        ],
+        "bytes": 1000,
+        "bytes_to_pull": 1000,
+    }
+
+
+def test_a_lock_that_is_out_of_date_is_not_planned(tmp_path: Path) -> None:
+    path = written(tmp_path, "one", *STACK)
+    path.write_text(f"{TINY}extras: [idna==3.7]\n")
+    with pytest.raises(LockError, match="the lock does not belong to this matrix"):
+        planning.plan(path, None)

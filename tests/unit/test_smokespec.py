@@ -1,0 +1,62 @@
+"""The spec of the smoke test: what each part knows, and that the native part does not know sglang."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from builder.layers import plan_layers
+from builder.lock import lock_path, read_lock
+from builder.matrix import load_matrix
+from builder.smokespec import gpu_targets, smoke_spec
+from tests.made import ROOT, artefact, lock_of, sha, tiny
+
+
+def spec(*stack: Any, native: bool) -> dict[str, Any]:
+    matrix = tiny().matrix
+    return smoke_spec(plan_layers(matrix, lock_of(matrix, *stack)), native=native)
+
+
+SGLANG = artefact("sglang", "0.5.9", layer="sglang")
+OTHER = artefact("sglang", "0.5.9.post1", layer="sglang")
+IDNA = artefact("idna", "3.7")
+
+
+def test_the_native_part_does_not_change_with_sglang() -> None:
+    assert spec(IDNA, SGLANG, native=True) == spec(IDNA, OTHER, native=True)
+
+
+def test_the_native_part_changes_with_anything_below() -> None:
+    assert spec(IDNA, SGLANG, native=True) != spec(artefact("idna", "3.7", sha256=sha("x")), SGLANG, native=True)
+
+
+def test_the_whole_changes_with_sglang_and_names_the_same_native_part() -> None:
+    one, two = (spec(IDNA, version, native=False) for version in (SGLANG, OTHER))
+    assert one["lock"] != two["lock"]
+    assert one["native_lock"] == two["native_lock"] == spec(IDNA, SGLANG, native=True)["lock"]
+
+
+def test_without_sglang_there_is_nothing_of_it_to_import() -> None:
+    assert spec(IDNA, native=False)["imports"] == []
+    assert spec(IDNA, SGLANG, native=True)["imports"] == []
+    assert spec(IDNA, SGLANG, native=False)["imports"]
+
+
+def test_the_targets_are_called_as_each_tool_calls_them() -> None:
+    assert gpu_targets(("12.0", "9.0")) == [
+        {"capability": "12.0", "nvcc": "120a", "flashinfer": "12.0a"},
+        {"capability": "9.0", "nvcc": "90a", "flashinfer": "9.0a"},
+    ]
+
+
+def test_exceptions_are_those_of_distributions_in_the_lock() -> None:
+    matrix = load_matrix(ROOT / "matrices" / "cu130-next.yaml")
+    lock = read_lock(lock_path(ROOT / "matrices" / "cu130-next.yaml"))
+    found = smoke_spec(plan_layers(matrix, lock), native=False)
+    assert {entry["distribution"] for entry in found["exceptions"]} <= set(lock.by_name)
+    assert spec(IDNA, native=False)["exceptions"] == []
+
+
+def test_a_spec_is_plain_json() -> None:
+    found = spec(IDNA, SGLANG, native=False)
+    assert json.loads(json.dumps(found)) == found
