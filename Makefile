@@ -15,7 +15,8 @@ help:
 	@echo "make bench                       the measurements in docs/measurements.md, made again"
 	@echo "make requirements schemas        write the pinned requirements and the JSON Schemas again"
 	@echo "make clean-tools                 stop our engine, remove .tools with everything it holds, images included"
-	@echo "ENGINE=none forbids to set up an engine; PYTHON=… names another Python (3.11 or newer)"
+	@echo "ENGINE=none forbids to set up an engine, ENGINE=own uses one in .tools beside an installed one that is stopped"
+	@echo "PYTHON=… names another Python (3.11 or newer)"
 
 image: venv engine
 	@$(BIN)/builder build $(MATRIX)

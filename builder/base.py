@@ -78,6 +78,13 @@ def _sources(matrix: Matrix, settings: Settings) -> str:
     return "".join(f"deb [signed-by={keyring}] {uri} {suite} {components}\n" for uri, suite in suites)
 
 
+def site_sources(matrix: Matrix, settings: Settings) -> str | None:
+    """The apt sources that the site has for the matrix's OS; None where it has none and an image's own have to serve."""
+    if settings.archive is None and bootstrap.os_release().get("ID") != matrix.base.distribution:
+        return None
+    return _sources(matrix, settings)
+
+
 def _keyring(distribution: str) -> Path:
     relative = KEYRINGS[distribution]
     for path in (Path("/") / relative, bootstrap.UNPACKED / relative):
@@ -94,10 +101,12 @@ def _host_suites(distribution: str, release: str) -> Iterator[tuple[str, str]]:
         raise BuildError(
             f"no mirror of {distribution} is known on this machine",
             because=f"the machine is {host.get('PRETTY_NAME', 'not Debian or Ubuntu')} and its apt has no {distribution}",
-            hint="name one: `archive = \"https://…\"` in the configuration, or BUILDER_ARCHIVE",
+            hint='name one: `archive = "https://…"` in the configuration, or BUILDER_ARCHIVE',
         )
     own = host.get("VERSION_CODENAME", "")
-    listed = bootstrap.run(["apt-get", "indextargets", "--format", "$(CREATED_BY)|$(CODENAME)|$(COMPONENT)|$(REPO_URI)"])
+    listed = bootstrap.run(
+        ["apt-get", "indextargets", "--format", "$(CREATED_BY)|$(CODENAME)|$(COMPONENT)|$(REPO_URI)"]
+    )
     seen = set()
     for line in listed.splitlines():
         created, suite, component, uri = line.split("|", 3)
@@ -154,7 +163,11 @@ def bootstrap_rootfs(matrix: Matrix, target: Path, settings: Settings) -> tuple[
         )
         if done.returncode:
             words = redact("\n".join(done.stderr.strip().splitlines()[-12:]))
-            kind = UnreachableError if re.search(r"Could not (connect|resolve|handshake)|Failed to fetch", words) else BuildError
+            kind = (
+                UnreachableError
+                if re.search(r"Could not (connect|resolve|handshake)|Failed to fetch", words)
+                else BuildError
+            )
             raise kind(
                 f"{matrix.base.distribution} {matrix.base.release} could not be bootstrapped",
                 because=words,
@@ -180,7 +193,7 @@ def parse_status(text: str) -> tuple[OsPackage, ...]:
     """The installed packages in the text of a dpkg status file, sorted by name."""
     found = []
     for paragraph in text.split("\n\n"):
-        fields = dict(re.findall(r"^(Package|Version|Architecture|Status): (.*)$", paragraph, flags=re.M))
+        fields = dict(re.findall(r"^(Package|Version|Architecture|Status): (.*)$", paragraph, flags=re.MULTILINE))
         if fields.get("Status", "").endswith(" installed"):
             found.append(
                 OsPackage.model_validate(
@@ -195,12 +208,8 @@ def parse_status(text: str) -> tuple[OsPackage, ...]:
 
 
 def lock_base(matrix: Matrix, settings: Settings) -> Base:
-    """The base of a new lock: bootstraps the OS (kept for the build) and lists what is in it."""
+    """The base of a new lock, `kind: archive`: bootstraps the OS (kept for the build) and lists what is in it."""
     base = matrix.base
-    if base.kind == "image":
-        return Base(
-            kind="image", distribution=base.distribution, release=base.release, reference=base.reference, packages=()
-        )
     partial = settings.cache / "rootfs" / f".lock-{os.getpid()}.tar"
     try:
         packages = bootstrap_rootfs(matrix, partial, settings)
@@ -237,7 +246,7 @@ def archive_versions(matrix: Matrix, base: Base, settings: Settings) -> tuple[Os
         listed = bootstrap.run(["apt-cache", *argv, "policy", *names])
     except bootstrap.SetupError as error:
         raise UnreachableError(error.what, because=error.because, hint=error.hint) from error
-    candidates = dict(re.findall(r"^(\S+):\n  Installed: .*\n  Candidate: (\S+)$", listed, flags=re.M))
+    candidates = dict(re.findall(r"^(\S+):\n  Installed: .*\n  Candidate: (\S+)$", listed, flags=re.MULTILINE))
     if not candidates:
         raise LockError("the archive names no candidate for any package", because=listed[:300])
     return tuple(

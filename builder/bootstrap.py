@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import json
 import os
 import shutil
 import signal
@@ -283,11 +284,11 @@ def setup_engine(store: str = "") -> str:
         raise SetupError(
             "no Docker Engine answers", "`ENGINE=none` forbids to set one up", "start one, or run without `ENGINE=none`"
         )
-    if (installed := engine_installed()) is not None:
+    if (installed := engine_installed()) is not None and os.environ.get("ENGINE") != "own":
         raise SetupError(
             "the Docker Engine does not answer",
             f"`{installed}` is installed but nothing listens on {DEFAULT_SOCKET}",
-            "start it (`systemctl start docker`), or name its address in `DOCKER_HOST`",
+            "start it (`systemctl start docker`), name its address in `DOCKER_HOST`, or leave it and use one in .tools: `ENGINE=own`",
         )
     release = require_debian("a Docker Engine")
     require_root("a Docker Engine")
@@ -316,8 +317,10 @@ def start_engine(store: str = "") -> str:
     listen = DEFAULT_SOCKET if not DEFAULT_SOCKET.exists() or not _in_use(DEFAULT_SOCKET) else EXEC_ROOT / "docker.sock"
     (ENGINE / "socket").write_text(f"{listen}\n", encoding="utf-8")
     config = ENGINE / "daemon.json"
-    snapshotter = "true" if store == "containerd" else "false"
-    config.write_text(f'{{"features": {{"containerd-snapshotter": {snapshotter}}}}}\n', encoding="utf-8")
+    features = {"containerd-snapshotter": store == "containerd"}
+    # The engine's own limit is a tenth of the disk: on a small one it would drop a stack's layers right after the build.
+    limits = {"gc": {"enabled": True, "defaultKeepStorage": "40GB"}}
+    config.write_text(json.dumps({"features": features, "builder": limits}) + "\n", encoding="utf-8")
     argv = [
         str(UNPACKED / "usr/sbin/dockerd"),
         *("--config-file", str(config)),
@@ -384,7 +387,9 @@ def stop_engine(timeout: float = 60) -> bool:
     deadline = time.monotonic() + timeout
     while engine_pid() is not None:
         if time.monotonic() > deadline:
-            raise SetupError(f"the engine (pid {pid}) did not stop", f"waited {timeout:.0f} s", f"read {ENGINE}/dockerd.log")
+            raise SetupError(
+                f"the engine (pid {pid}) did not stop", f"waited {timeout:.0f} s", f"read {ENGINE}/dockerd.log"
+            )
         time.sleep(0.2)
     for leftover in (our_socket(), EXEC_ROOT):
         with contextlib.suppress(OSError):
@@ -424,10 +429,13 @@ def setup_packages(names: Sequence[str]) -> None:
 
 def make_venv(target: Path, requirements: Path) -> None:
     """A virtual environment with the pinned `requirements`, also where the distribution left out `ensurepip`."""
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 (this file runs on the Python of the machine)
         found = ".".join(map(str, sys.version_info[:3]))
         raise SetupError(
-            f"Python {found} is too old", "the builder needs Python 3.11 or newer", "set `PYTHON=/path/to/python3.11`", 2
+            f"Python {found} is too old",
+            "the builder needs Python 3.11 or newer",
+            "set `PYTHON=/path/to/python3.11`",
+            2,
         )
     stamp = target / ".requirements.sha256"
     digest = hashlib.sha256(requirements.read_bytes() + (ROOT / "pyproject.toml").read_bytes()).hexdigest()

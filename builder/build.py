@@ -6,9 +6,6 @@ The image is tagged only after the whole build passed; a build that fails or is 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -18,21 +15,19 @@ from pathlib import Path
 
 from uv import find_uv_bin
 
-from builder import base
-from builder.display import Display, Progress, Stage, note
-from builder.engine import Buildx, BuildRequest, Engine, Image, connect, find_buildx, run_buildx
-from builder.errors import BuilderError, BuildError, IntegrityError, LockError
+from builder.display import Stage, note
+from builder.engine import BuildRequest, Buildx, Engine, Image, connect, find_buildx
+from builder.errors import BuilderError, BuildError
 from builder.facts import UnpackedFact, load_facts
 from builder.files import pretty_size
 from builder.findings import Finding, Severity
-from builder.lock import Lock, check_current, drift_of_packages, lock_path, read_lock
+from builder.lock import Lock, check_current, lock_path, read_lock
 from builder.matrix import LoadedMatrix, load
-from builder.render import DOCKERFILE_BASE, LABEL, Rendered, base_digest, base_image, render
+from builder.osimage import ensure_base
+from builder.render import INPUTS_LABEL, LABEL, Rendered, render
 from builder.rules import RULES, Context, Rule, evaluate_rules
 from builder.settings import Settings
-
-INPUTS_LABEL = f"{LABEL}.inputs"
-"""Label with the sha256 of everything that went into an image: equal means that there is nothing to do."""
+from builder.solve import solve
 
 DISK_MARGIN = 1.1
 """For bytecode, and for what differs between the stack that was measured (facts/unpacked.yaml) and another."""
@@ -118,81 +113,11 @@ def check_disk(engine: Engine, prepared: Prepared) -> None:
         )
 
 
-def ensure_base(engine: Engine, buildx: Buildx, prepared: Prepared, settings: Settings) -> str:
-    """The base image's name; bootstraps and builds it where the engine does not have it."""
-    matrix, lock = prepared.loaded.matrix, prepared.lock
-    name, digest = base_image(matrix, lock), base_digest(matrix, lock)
-    found = engine.find(name)
-    if found is not None and found.labels.get(INPUTS_LABEL) == digest:
-        return name
-    secrets = {"ca": settings.ca} if settings.ca else {}
-    with tempfile.TemporaryDirectory(prefix="builder-base-") as temporary:
-        context = Path(temporary)
-        shutil.copy(Path(base.__file__).parent / "smoke" / "finish.py", context / "finish.py")
-        arguments = {"KIND": lock.base.kind, "EPOCH": str(base.epoch(matrix))}
-        if lock.base.kind == "archive":
-            rootfs = locked_rootfs(prepared, settings)
-            (context / "rootfs.tar").symlink_to(rootfs)
-            _materialise(rootfs, context / "rootfs.tar")
-        else:
-            arguments |= {"REFERENCE": lock.base.reference or "", "PACKAGES": " ".join(base.os_packages(matrix))}
-        request = BuildRequest(
-            dockerfile=DOCKERFILE_BASE,
-            context=context,
-            target="base",
-            labels={INPUTS_LABEL: digest, LABEL: "base"},
-            arguments=arguments,
-            secrets=secrets,
-            proxies=settings.proxies,
-        )
-        titles = [("archive", "OS, from the archive"), ("image", "OS, from an image"), ("base", "OS, user and folders")]
-        stages = [Stage(key, title) for key, title in titles if key in ("base", lock.base.kind)]
-        image = _build(engine, buildx, request, [*stages, Stage("export", "export")])
-    engine.tag(image.id, [name])
-    return name
-
-
-def _materialise(source: Path, target: Path) -> None:
-    target.unlink()
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
-
-
-def locked_rootfs(prepared: Prepared, settings: Settings) -> Path:
-    """The root file system of the lock's package list, from the cache or bootstrapped now.
-
-    Where the archive has moved on, newer versions of the same packages are taken and said, since a distribution serves
-    no others; another set of packages is a `LockError`.
-    """
-    target = base.rootfs_path(prepared.lock.base, settings)
-    if target.is_file():
-        return target
-    note(f"bootstrapping {prepared.lock.base.distribution} {prepared.lock.base.release} from its archive …")
-    locked = prepared.lock.base.packages
-    fresh = target.with_name(f".{target.name}.new")
-    try:
-        packages = base.bootstrap_rootfs(prepared.loaded.matrix, fresh, settings)
-        name = prepared.loaded.matrix.name
-        if {package.name for package in packages} != {package.name for package in locked}:
-            raise LockError(
-                "the archive gives another set of OS packages than the lock",
-                because="; ".join(drift_of_packages(locked, packages)),
-                hint=f"take it: `builder lock {name}`",
-            )
-        if changes := drift_of_packages(locked, packages):
-            note(f"warning: the archive has moved since the lock was made [os-packages-moved]\n  because: {'; '.join(changes)}")
-            note(f"  hint: the image gets these versions; to lock them: `builder lock {name}`")
-        fresh.replace(target)
-    finally:
-        fresh.unlink(missing_ok=True)
-    return target
-
-
-def build_image(prepared: Prepared, engine: Engine, buildx: Buildx, settings: Settings, *, no_cache: bool = False) -> Image:
+def build_image(
+    prepared: Prepared, engine: Engine, buildx: Buildx, settings: Settings, *, no_cache: bool = False
+) -> Image:
     """Build, prove and tag the image. Raises `BuildError`, `IntegrityError`, `UnreachableError`."""
-    ensure_base(engine, buildx, prepared, settings)
+    ensure_base(engine, buildx, prepared.loaded.matrix, prepared.lock, settings)
     context = settings.cache / "contexts" / prepared.loaded.matrix.name
     with _locked(context.with_name(context.name + ".lock")), secret_files(prepared, settings) as secrets:
         prepared.rendered.write(context)
@@ -205,7 +130,7 @@ def build_image(prepared: Prepared, engine: Engine, buildx: Buildx, settings: Se
             proxies=settings.proxies,
             no_cache=no_cache,
         )
-        image = _build(engine, buildx, request, stages_of(prepared))
+        image = solve(engine, buildx, request, stages_of(prepared))
     engine.tag(image.id, prepared.names)
     return image
 
@@ -220,7 +145,12 @@ def stages_of(prepared: Prepared) -> list[Stage]:
         stages.append(Stage(layer.name, layer.title, sizes))
     if all(stage.name != "proof_native" for stage in stages):
         stages.append(Stage("proof_native", "smoke test, native part"))
-    return [*stages, Stage("proof_sglang", "smoke test, sglang part"), Stage("image", "proof"), Stage("export", "export")]
+    return [
+        *stages,
+        Stage("proof_sglang", "smoke test, sglang part"),
+        Stage("image", "proof"),
+        Stage("export", "export"),
+    ]
 
 
 @contextlib.contextmanager
@@ -257,84 +187,6 @@ def _locked(path: Path) -> Iterator[None]:
             note(f"waiting for another build of {path.stem} …")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def _build(engine: Engine, buildx: Buildx, request: BuildRequest, stages: list[Stage]) -> Image:
-    progress = Progress(stages)
-    with tempfile.TemporaryDirectory(prefix="builder-") as temporary:
-        metadata = Path(temporary) / "metadata.json"
-        events = run_buildx(engine, buildx, request, metadata)
-        status, words = 1, ""
-        with Display(progress) as display, contextlib.closing(events):
-            for event in events:
-                if "exit" in event:
-                    status, words = event["exit"], event["stderr"]
-                else:
-                    display.feed(event)
-        if status:
-            raise failure(progress, words)
-        made = json.loads(metadata.read_text(encoding="utf-8"))
-    # The classic store names an image by its config, the containerd store by its manifest.
-    for key in ("containerimage.digest", "containerimage.config.digest"):
-        if (digest := made.get(key)) and (image := engine.find(digest)) is not None:
-            return image
-    raise BuildError("the build ended without an image", because=words[-500:])
-
-
-def failure(progress: Progress, words: str) -> BuilderError:
-    """The error of a failed build: which stage, the words that name the cause, what to do."""
-    if progress.failed is None:
-        return BuildError("the build failed", because=words[-1500:] or "buildx gave no reason")
-    stage, error = progress.failed
-    log = [line for line in progress.failed_log if line.strip()]
-    text = "\n".join(log)
-    if "no space left on device" in (text + error).lower():
-        return BuildError("the disk is full", because=_tail(log) or error, hint="free space: `builder prune --yes`")
-    if "Hash mismatch" in text:
-        return IntegrityError(
-            f"a file is not the one that the lock pins (stage `{stage}`)",
-            because=_from(log, "Hash mismatch"),
-            hint="the index, or something between it and here, serves other bytes under this name; nothing was installed",
-        )
-    if stage.startswith("proof"):
-        return BuildError(
-            "the smoke test failed: there is no image",
-            because="\n".join(finding_lines(log)) or _tail(log),
-            hint="each error above names its cause; the layers stay in the build cache",
-        )
-    return BuildError(f"stage `{stage}` failed", because=_tail(log) or error, hint=_hint(text))
-
-
-def _hint(text: str) -> str:
-    if re.search(r"certificate|UnknownIssuer", text):
-        return "name the site's certificate authority: BUILDER_CA=/path/to/ca.pem"
-    if re.search(r"dns error|error sending request|timed out|Connect", text):
-        return "the build cannot reach the package index; mirrors and proxies: README, \"Mirrors and authorities\""
-    return ""
-
-
-def _tail(lines: list[str], count: int = 15) -> str:
-    return "\n".join(lines[-count:])
-
-
-def finding_lines(lines: list[str]) -> list[str]:
-    """The findings among a smoke test's lines: `error:` with its `because:` and `hint:`, less the checks between them."""
-    kept = []
-    inside = False
-    for line in lines:
-        words = line.split()
-        if words and words[0] in ("error:", "because:", "hint:", "at:", "source:"):
-            inside = True
-        elif len(words) > 1 and (words[1] in ("ok", "FAILED", "-") or words[:2] == ["smoke", "test"]):
-            inside = False
-        if inside:
-            kept.append(line.strip() if words[0] == "error:" else f"  {line.strip()}")
-    return kept
-
-
-def _from(lines: list[str], mark: str) -> str:
-    start = next((number for number, line in enumerate(lines) if mark in line), None)
-    return "" if start is None else "\n".join(lines[start : start + 60])
 
 
 def make(path: Path, settings: Settings, *, no_cache: bool = False) -> tuple[Prepared, Engine, Image, bool]:

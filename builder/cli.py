@@ -113,8 +113,8 @@ def _build(arguments: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from builder.planning import as_json, as_text, plan
     from builder.matrix import find_matrix
+    from builder.planning import as_json, as_text, plan
 
     other = find_matrix(arguments.other, MATRICES) if arguments.other else None
     rows = plan(_path(arguments), other)
@@ -162,12 +162,16 @@ def parser() -> argparse.ArgumentParser:
     verb("check", _check, "every rule on the matrix and its lock; exit status 3 if one finds an error")
     lock = verb("lock", _lock, "resolve the matrix into its lock file")
     which = lock.add_mutually_exclusive_group()
-    which.add_argument("--check", action="store_true", help="change nothing, say what drifted; exit status 4 if anything did")
+    which.add_argument(
+        "--check", action="store_true", help="change nothing, say what drifted; exit status 4 if anything did"
+    )
     which.add_argument("--as-of", metavar="DATE", help="set the matrix's date (YYYY-MM-DD) first")
     render = verb("render", _render, "print the Dockerfile")
     render.add_argument("--diff", action="store_true", help="print what differs from the Dockerfile of the last build")
     build = verb("build", _build, "build, prove and tag the image")
-    build.add_argument("--tag", action="append", default=[], metavar="T", help="a further name for the image", type=_tag)
+    build.add_argument(
+        "--tag", action="append", default=[], metavar="T", help="a further name for the image", type=_tag
+    )
     build.add_argument("--no-cache", action="store_true", help="build every layer again")
     plan = verb("plan", _plan, "the layers and their bytes, and what a host would pull")
     plan.add_argument("--from", dest="other", metavar="OTHER", help="a matrix whose image the host has")

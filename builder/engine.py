@@ -92,7 +92,7 @@ class Engine:
                 f"the Docker Engine is too old: found {self.version}, needed {NEEDED_ENGINE} or newer",
                 where=self.host,
                 because="builds use BuildKit's secrets, bind mounts and cache",
-                hint="upgrade it, or stop it and run `make engine`, which sets up one of its own",
+                hint="upgrade it, or stop it and run `make image ENGINE=own`, which sets one up in .tools",
             )
 
     def info(self) -> EngineInfo:

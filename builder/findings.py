@@ -43,7 +43,12 @@ class Finding(BaseModel):
     def __str__(self) -> str:
         """One line what and where, then `because`, then `hint`; no full stop, nothing that only colour would tell."""
         lines = [f"{self.severity}: {self.message} [{self.rule}]"]
-        for label, text in (("at", self.where), ("because", self.because), ("hint", self.hint), ("source", self.source)):
+        for label, text in (
+            ("at", self.where),
+            ("because", self.because),
+            ("hint", self.hint),
+            ("source", self.source),
+        ):
             if text:
                 lines.append(f"  {label}: {text}")
         return "\n".join(lines)
@@ -52,7 +57,9 @@ class Finding(BaseModel):
 def sort_findings(findings: Iterable[Finding]) -> list[Finding]:
     """Errors first, then by rule and subject, so that output does not depend on the order of the rules."""
     rank = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2}
-    return sorted(findings, key=lambda finding: (rank[finding.severity], finding.rule, finding.subject, finding.message))
+    return sorted(
+        findings, key=lambda finding: (rank[finding.severity], finding.rule, finding.subject, finding.message)
+    )
 
 
 def exit_code(findings: Sequence[Finding]) -> ExitCode:

@@ -13,6 +13,7 @@ from builder.errors import LockError, UsageError
 from builder.files import write_atomic
 from builder.lock import Artefact, Base, Lock, Resolver, drift, inputs_digest, lock_path, read_lock, write_lock
 from builder.matrix import LoadedMatrix, Matrix, load, parse_matrix
+from builder.osimage import lock_base
 from builder.resolve import resolve
 from builder.settings import Settings
 
@@ -48,7 +49,7 @@ def make_lock(path: Path, settings: Settings) -> tuple[Lock, list[str]]:
     artefacts, resolver = resolve(matrix, settings)
     if matrix.base.kind == "archive":
         note(f"bootstrapping {matrix.base.distribution} {matrix.base.release} for its package list …")
-    lock = _lock(matrix, base.lock_base(matrix, settings), artefacts, resolver)
+    lock = _lock(matrix, lock_base(matrix, settings), artefacts, resolver)
     target = lock_path(path)
     old = None
     with contextlib.suppress(UsageError, LockError):

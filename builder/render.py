@@ -33,6 +33,9 @@ DOCKERFILE_BASE = ROOT / "Dockerfile.base"
 LABEL = "sglang-stack"
 """Prefix of the labels by which our images are found again, and pruned."""
 
+INPUTS_LABEL = f"{LABEL}.inputs"
+"""Label with the sha256 of everything that went into an image: equal means that there is nothing to do."""
+
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 

@@ -141,7 +141,9 @@ def resolve(matrix: Matrix, settings: Settings) -> tuple[list[Artefact], Resolve
     texts = fetch_metadata(remote, settings)
     environment = marker_environment(matrix)
     parsed = [HeaderParser().parsestr(text) for text in texts]
-    stated = {name: headers.get_all("Requires-Dist") or [] for (name, _, _), headers in zip(chosen, parsed, strict=True)}
+    stated = {
+        name: headers.get_all("Requires-Dist") or [] for (name, _, _), headers in zip(chosen, parsed, strict=True)
+    }
     stated |= {name: list(file.requires) for name, file in files.items()}
     extras = requested_extras(requirements(matrix), stated, environment)
     artefacts = []

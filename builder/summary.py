@@ -65,7 +65,9 @@ def as_text(data: dict[str, Any], prepared: Prepared) -> str:
     lines = ["", f"{names[1]}  {pretty_size(data['image']['size'])}", f"  {matrix.summary}"]
     lines += [f"  {', '.join(versions)}"] if versions else []
     gpus = f"for compute capability {', '.join(matrix.gpus)}"
-    lines += [f"  CUDA {matrix.cuda.version}, Python {lock.python}, {lock.base.distribution} {lock.base.release}, {gpus}"]
+    lines += [
+        f"  CUDA {matrix.cuda.version}, Python {lock.python}, {lock.base.distribution} {lock.base.release}, {gpus}"
+    ]
     lines += [f"  also named {names[0]} (lock {lock.digest[:12]})", ""]
     width = max(len(row["title"]) for row in data["layers"])
     lines.append(f"layers{'':{max(0, width - 4)}}     size  diff ID")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from builder.elf import ElfError, read_file
@@ -31,6 +33,8 @@ extern "C" int smoke(float *x) {
 }
 int main() { return smoke(nullptr); }
 """
+# What is built, and how nvcc is told.
+_KINDS = {"program": (), "shared module": ("-shared", "-Xcompiler", "-fPIC")}
 
 
 def check_nvcc(spec: Spec, workspace: Workspace) -> Result:
@@ -45,33 +49,35 @@ def check_nvcc(spec: Spec, workspace: Workspace) -> Result:
     result = Result(0, 2 * len(spec.gpus), "artefacts")
     folder = workspace.root / "nvcc"
     folder.mkdir(exist_ok=True)
-    source = folder / "smoke.cu"
-    source.write_text(_SOURCE, encoding="utf-8")
-    nvcc = Path(spec.cuda_home) / "bin" / "nvcc"
-    made: list[str] = []
-    for gpu in spec.gpus:
-        failed: dict[str, list[str]] = {}
-        for what, options in (("program", []), ("shared module", ["-shared", "-Xcompiler", "-fPIC"])):
-            result.looked_at += 1
-            output = folder / f"smoke_{gpu.nvcc}_{what.split()[0]}"
-            command = [str(nvcc), f"-arch=sm_{gpu.nvcc}", *options, "-o", str(output), str(source)]
-            command += ["-cudart", "shared", "-lcuda"]
-            try:
-                outcome = workspace.run(command, timeout=_NVCC_TIMEOUT, extra=home_environment(spec))
-            except OSError as error:
-                result.expected = None
-                result.add("error", "nvcc", f"nvcc cannot be run: {error.strerror}", because=f"it should be `{nvcc}`")
-                return result
-            if outcome.code != 0:
-                failed.setdefault(f"{outcome.tail(8)}\nnvcc {outcome.ended}", []).append(what)
-            elif trouble := _trouble(output, spec):
-                failed.setdefault(trouble, []).append(what)
-            else:
-                made.append(f"sm_{gpu.nvcc} {what}")
-        for said, kinds in failed.items():
-            _report_nvcc(result, gpu, " or a ".join(kinds), said)
+    (folder / "smoke.cu").write_text(_SOURCE, encoding="utf-8")
+    jobs = [(gpu, what) for gpu in spec.gpus for what in _KINDS]
+    try:
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            verdicts = list(pool.map(lambda job: _build(spec, workspace, folder, *job), jobs))
+    except OSError as error:
+        result.expected = None
+        nvcc = Path(spec.cuda_home) / "bin" / "nvcc"
+        result.add("error", "nvcc", f"nvcc cannot be run: {error.strerror}", because=f"it should be `{nvcc}`")
+        return result
+    result.looked_at = len(verdicts)
+    failed: dict[tuple[Gpu, str], list[str]] = {}
+    for (gpu, what), trouble in zip(jobs, verdicts, strict=True):
+        if trouble:
+            failed.setdefault((gpu, trouble), []).append(what)
+    for (gpu, trouble), kinds in failed.items():
+        _report_nvcc(result, gpu, " or a ".join(kinds), trouble)
+    made = [f"sm_{gpu.nvcc} {what}" for (gpu, what), trouble in zip(jobs, verdicts, strict=True) if not trouble]
     result.detail = f"compiled and linked: {', '.join(made)}" if made else "nothing could be built"
     return result
+
+
+def _build(spec: Spec, workspace: Workspace, folder: Path, gpu: Gpu, what: str) -> str:
+    """Compile and link one; what went wrong, or nothing. Raises OSError when nvcc cannot be started."""
+    output = folder / f"smoke_{gpu.nvcc}_{what.split()[0]}"
+    command = [f"{spec.cuda_home}/bin/nvcc", f"-arch=sm_{gpu.nvcc}", *_KINDS[what], "-o", str(output)]
+    command += [str(folder / "smoke.cu"), "-cudart", "shared", "-lcuda"]
+    outcome = workspace.run(command, timeout=_NVCC_TIMEOUT, extra=home_environment(spec))
+    return _trouble(output, spec) if outcome.code == 0 else f"{outcome.tail(8)}\nnvcc {outcome.ended}"
 
 
 def _report_nvcc(result: Result, gpu: Gpu, what: str, said: str) -> None:

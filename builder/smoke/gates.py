@@ -1,4 +1,4 @@
-"""`gated-imports`: every module-level import of sglang that only a CUDA machine runs, found by AST and resolved.
+"""Which module-level imports of a file only a CUDA machine runs, found by AST.
 
 Without a GPU, `is_cuda()` and its kin are false, so a plain import never sees these lines. A line counts as gated when it is
 in a branch that a test about the platform selects on a CUDA machine: other platforms are false there, CUDA true, and what
@@ -8,23 +8,11 @@ depends on the model of GPU may be either.
 from __future__ import annotations
 
 import ast
-import json
 import re
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
-
-from builder.smoke.child import Outcome, shorten
-from builder.smoke.cuda import home_environment
-from builder.smoke.ledger import Ledger
-from builder.smoke.native import Native
-from builder.smoke.report import Result, count, not_applicable
-from builder.smoke.spec import Gpu
-
-_TIMEOUT = 900.0
 
 
 @dataclass(frozen=True)
@@ -158,102 +146,3 @@ def _catches_import_error(handler: ast.ExceptHandler) -> bool:
 def words_of(facts: Any) -> Words:
     """The patterns of the facts; what is missing there matches nothing."""
     return Words(*(re.compile(str(facts.get(name, "(?!)"))) for name in ("cuda", "other", "model")))
-
-
-def check_gated_imports(native: Native, ledger: Ledger) -> Result:
-    """Find them in every file of the sglang layer, and resolve each (module, name) with a GPU of each target faked."""
-    spec, facts = native.spec, native.spec.fact("gated")
-    if not facts or not spec.gpus:
-        return not_applicable("the matrix names no GPU target" if facts else "no facts about gates", "imports")
-    leave_out = [str(glob) for glob in facts.get("leave_out", ())]
-    files = sorted(
-        path
-        for path, owners in native.tree.owners.items()
-        if path.endswith(".py")
-        and owners[-1][0].name in native.scope
-        and not any(fnmatchcase(path, glob) for glob in leave_out)
-    )
-    result = Result(0, None, "imports")
-    found: list[GatedImport] = []
-    parsed = 0
-    words = words_of(facts)
-    for file in files:
-        try:
-            # Some files start with a byte order mark.
-            found += find(native.tree.path(file).read_text(encoding="utf-8-sig"), file, words)
-            parsed += 1
-        except FileNotFoundError:
-            result.add("error", file, f"`{file}` is missing, so its gated imports are unknown", hint="see `record`")
-        except (SyntaxError, UnicodeDecodeError) as error:
-            result.add("error", file, f"`{file}` cannot be parsed: {error}")
-    if not found:
-        return not_applicable(
-            f"{count(len(files), 'file')} of the sglang layer have no import behind a CUDA gate", "imports"
-        )
-    assert native.stubs is not None
-    with ThreadPoolExecutor(2) as pool:
-        outcomes = list(pool.map(lambda gpu: _resolve(native, found, gpu), spec.gpus))
-    for gpu, resolved in zip(spec.gpus, outcomes, strict=True):
-        outcome = resolved.outcome
-        if outcome.code != 0:
-            result.add(
-                "error", gpu.capability, f"the process that resolves them {outcome.ended}", because=outcome.tail()
-            )
-            continue
-        result.looked_at = len(found)
-        for item in found:
-            if said := resolved.failures.get((item.module, item.name)):
-                _report(native, ledger, result, item, said, gpu)
-        for module in resolved.alone:
-            result.add(
-                "note",
-                module,
-                f"`import {module}` as on GPU {gpu.capability} fails after other imports, and works alone",
-                because="what it finds depends on what was imported before",
-            )
-    where = {item.file for item in found}
-    targets = ", ".join(gpu.capability for gpu in spec.gpus)
-    result.detail = f"in {count(len(where), 'file')} (of {parsed:,} parsed), resolved as on {targets}"
-    ledger.settle("gated-imports", result, native.scope, [gpu.capability for gpu in spec.gpus])
-    return result
-
-
-@dataclass(frozen=True)
-class _Resolved:
-    outcome: Outcome
-    failures: dict[tuple[str, str], str]
-    alone: tuple[str, ...]
-
-
-def _resolve(native: Native, found: list[GatedImport], gpu: Gpu) -> _Resolved:
-    """Resolve each (module, name) once, in a process that has the target faked."""
-    warm = [str(module) for module in native.spec.facts.get("warm_imports", ())]
-    command = native.workspace.python_command("gates_child.py", str(native.tree.site_packages), gpu.capability, *warm)
-    wanted = sorted({(item.module, item.name) for item in found})
-    outcome = native.workspace.run(
-        command, timeout=_TIMEOUT, stdin=json.dumps(wanted), extra=home_environment(native.spec)
-    )
-    for line in outcome.out.splitlines():
-        if line.startswith('{"failures"'):
-            answer = json.loads(line)
-            failures = {(module, name): error for module, name, error in answer["failures"]}
-            return _Resolved(outcome, failures, tuple(answer["alone"]))
-    return _Resolved(outcome if outcome.code != 0 else Outcome(1, outcome.out, outcome.err), {}, ())
-
-
-def _report(native: Native, ledger: Ledger, result: Result, item: GatedImport, error: str, gpu: Gpu) -> None:
-    owner = native.tree.owners[item.file][-1][0]
-    message = f"`{item}` at {item.where} fails as on GPU {gpu.capability}: {shorten(error.splitlines()[-1], 300)}"
-    if ledger.excuses("gated-imports", owner.name, item.file, f"{message}\n{error}", gpu.capability):
-        return
-    top = item.module.split(".")[0]
-    absent = f"No module named '{top}" in error and not any(
-        p.startswith(f"{top}/") or p == f"{top}.py" for p in native.tree.owners
-    )
-    result.add(
-        "note" if item.guarded and absent else "error",
-        item.where,
-        message,
-        because="\n".join(line.replace(f"{native.tree.site_packages}/", "") for line in error.splitlines()[-5:-1]),
-        hint=f"{top} is not in the lock, and the import is optional" if item.guarded and absent else "",
-    )

@@ -1,16 +1,14 @@
 """Runs isolated in a child: a fork server for imports. Each module is imported in a fork of its own.
 
-`import_child.py SITE_PACKAGES CAPABILITY WORKERS WARM…`: CAPABILITY empty for no GPU, else faked; WARM are modules that are
-imported before forking, torch first, since all of the forks would import them anyway (what fails there is left to the
-forks). Reads one module name a line; answers one JSON object a line: {"module", "code", "error", "said"}. A script of its
-own.
+`import_child.py SITE_PACKAGES WORKERS WARM…`: WARM are modules that are imported before forking, since all of the forks
+would import them anyway (what fails there is left to the forks). Reads one module name a line; answers one JSON object a
+line: {"module", "code", "said"}. A script of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import json
 import os
 import signal
@@ -18,21 +16,11 @@ import sys
 import tempfile
 import time
 import traceback
-from pathlib import Path
 from typing import Any
 
 IMPORTED, RAISED = 0, 3
 # Seconds; the slowest, all models at once, takes 15 on an idle core.
 TIMEOUT = 300.0
-
-
-def load_fake_gpu() -> Any:
-    """`fake_gpu.py` beside this file, without making its folder importable."""
-    spec = importlib.util.spec_from_file_location("_fake_gpu", Path(__file__).with_name("fake_gpu.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def import_in_fork(module: str, output: int) -> None:
@@ -54,17 +42,15 @@ def import_in_fork(module: str, output: int) -> None:
 
 def main() -> None:
     """Serve until standard input ends; at most WORKERS forks at a time."""
-    site_packages, capability, workers, *warm = sys.argv[1:]
+    site_packages, workers, *warm = sys.argv[1:]
     if site_packages not in sys.path:
         sys.path.insert(0, site_packages)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     for module in warm:
         try:
-            loaded = importlib.import_module(module)
+            importlib.import_module(module)
         except BaseException:  # noqa: BLE001, S112 - the forks will say so, where it matters
             continue
-        if module == "torch" and capability:
-            load_fake_gpu().fake(loaded, capability)
     waiting = [line.strip() for line in sys.stdin if line.strip()]
     running: dict[int, tuple[str, Any, float]] = {}
     late: set[int] = set()

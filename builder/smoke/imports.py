@@ -1,11 +1,10 @@
-"""The server's modules import: `imports` as on a machine without a GPU, `imports-faked` as on each GPU target."""
+"""`imports`: the server's modules import as on a machine without a GPU, each in a process of its own."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Sequence
 
 from builder.smoke.child import Outcome, describe_end, shorten
 from builder.smoke.cuda import home_environment
@@ -18,18 +17,46 @@ _TIMEOUT = 900.0
 _LINES = 8
 
 
-def _serve(native: Native, modules: Sequence[str], capability: str) -> tuple[Outcome, dict[str, dict[str, object]]]:
+def check_imports(native: Native, ledger: Ledger) -> Result:
+    """Each module of the spec imports without a GPU: on the path that a CPU takes."""
+    modules = native.spec.imports
+    if not modules:
+        return not_applicable("the spec names no module to import", "modules")
+    result = Result(0, len(modules), "modules", ", ".join(modules))
+    outcome, answers = _serve(native)
+    left_out: set[str] = set()
+    for module in modules:
+        answer = answers.get(module)
+        if answer is None:
+            continue
+        result.looked_at += 1
+        said = native.workspace.scrub(str(answer["said"])).strip()
+        for pattern in native.spec.facts.get("swallowed_imports", ()):
+            left_out.update(match[0] for match in re.findall(str(pattern), said, re.MULTILINE))
+        code = answer["code"]
+        assert code is None or isinstance(code, int)
+        if code == 0:
+            continue
+        if code != 3:
+            said = f"{said}\nthe process that imports it {describe_end(code)}"
+        report_module(native, ledger, result, "imports", module, said, "")
+    if outcome.code != 0:
+        result.add("error", "imports", f"the process that imports {outcome.ended}", because=outcome.tail())
+    if left_out:
+        result.detail += f"; {count(len(left_out), 'model')} left out on the CPU path (see imports-faked)"
+    ledger.settle("imports", result, native.scope)
+    return result
+
+
+def _serve(native: Native) -> tuple[Outcome, dict[str, dict[str, object]]]:
     warm = [str(module) for module in native.spec.facts.get("warm_imports", ())]
-    command = native.workspace.python_command(
-        "import_child.py", str(native.tree.site_packages), capability, str(os.cpu_count() or 1), *warm
-    )
+    workers = str(os.cpu_count() or 1)
+    site_packages = str(native.tree.site_packages)
+    command = native.workspace.python_command("import_child.py", site_packages, workers, *warm)
     assert native.stubs is not None
-    outcome = native.workspace.run(
-        command,
-        timeout=_TIMEOUT,
-        stdin="".join(f"{module}\n" for module in modules),
-        extra=home_environment(native.spec),
-    )
+    modules = "".join(f"{module}\n" for module in native.spec.imports)
+    environment = home_environment(native.spec)
+    outcome = native.workspace.run(command, timeout=_TIMEOUT, stdin=modules, extra=environment)
     answers: dict[str, dict[str, object]] = {}
     for line in outcome.out.splitlines():
         if line.startswith("{"):
@@ -38,83 +65,19 @@ def _serve(native: Native, modules: Sequence[str], capability: str) -> tuple[Out
     return outcome, answers
 
 
-def check_imports(native: Native, ledger: Ledger) -> Result:
-    """Each module of the spec imports without a GPU, in a process of its own."""
-    modules = native.spec.imports
-    if not modules:
-        return not_applicable("the spec names no module to import", "modules")
-    result = Result(0, len(modules), "modules")
-    swallowed = _import_all(native, ledger, result, "imports", modules, "")
-    result.detail = ", ".join(modules)
-    if swallowed:
-        result.detail += f"; {count(swallowed, 'model')} left out on the CPU path (see imports-faked)"
-    ledger.settle("imports", result, native.scope)
-    return result
-
-
-def check_imports_faked(native: Native, ledger: Ledger) -> Result:
-    """The same with a GPU of each target faked, and all models at once: a model whose import error sglang swallows fails."""
-    spec = native.spec
-    registries = tuple(str(module) for module in spec.facts.get("registries", ()))
-    modules = (*spec.imports, *(module for module in registries if module not in spec.imports))
-    if not spec.gpus or not modules:
-        return not_applicable("the matrix names no GPU target" if modules else "no module to import", "modules")
-    result = Result(0, len(modules) * len(spec.gpus), "modules")
-    for gpu in spec.gpus:
-        _import_all(native, ledger, result, "imports-faked", modules, gpu.capability)
-    targets = ", ".join(gpu.capability for gpu in spec.gpus)
-    result.detail = f"{count(len(modules), 'module')} as on {targets}"
-    ledger.settle("imports-faked", result, native.scope, [gpu.capability for gpu in spec.gpus])
-    return result
-
-
-def _import_all(
-    native: Native, ledger: Ledger, result: Result, check: str, modules: Sequence[str], capability: str
-) -> int:
-    """Import them, report what was raised, and return how many import errors sglang swallowed (reported when faked)."""
-    outcome, answers = _serve(native, modules, capability)
+def report_module(
+    native: Native, ledger: Ledger, result: Result, check: str, module: str, said: str, capability: str
+) -> None:
+    """A module that did not import: ``said`` ends with the last line of a traceback, or with how its process ended."""
+    lines = [line.replace(f"{native.tree.site_packages}/", "") for line in said.splitlines() if line.strip()]
     on = f" as on GPU {capability}" if capability else ""
-    swallowed: dict[str, str] = {}
-    for module in modules:
-        answer = answers.get(module)
-        if answer is None:
-            continue
-        result.looked_at += 1
-        said = native.workspace.scrub(str(answer["said"])).strip()
-        for pattern in native.spec.facts.get("swallowed_imports", ()):
-            swallowed.update(re.findall(str(pattern), said, re.MULTILINE))
-        code = answer["code"]
-        if code == 0:
-            continue
-        assert code is None or isinstance(code, int)
-        lines = [line.replace(f"{native.tree.site_packages}/", "") for line in said.splitlines() if line.strip()]
-        if code == 3:
-            text = f"`import {module}`{on} fails: {shorten(lines[-1] if lines else 'it says nothing', 300)}"
-            because = "\n".join(lines[-_LINES - 1 : -1])
-        else:
-            text = f"`import {module}`{on}: the process {describe_end(code)}"
-            because = "\n".join(lines[-_LINES:])
-        if not _excused(native, ledger, check, module, f"{text}\n{said}", capability):
-            result.add("error", module, text, because=because, hint=_hint(said))
-    if outcome.code != 0:
-        result.add("error", check, f"the process that imports{on} {outcome.ended}", because=outcome.tail())
-    for module, error in sorted(swallowed.items()):
-        if not capability:
-            continue
-        text = f"sglang leaves out `{module}`{on}: {shorten(error, 300)}"
-        if not _excused(native, ledger, check, module, text, capability):
-            result.add(
-                "error",
-                module,
-                text,
-                because="sglang swallows a model's import error and goes on without the model",
-                hint="a server would say that the architecture is not supported",
-            )
-    return len(swallowed)
+    text = f"`import {module}`{on} fails: {shorten(lines[-1] if lines else 'it says nothing', 300)}"
+    if not excused(native, ledger, check, module, f"{text}\n{said}", capability):
+        result.add("error", module, text, because="\n".join(lines[-_LINES - 1 : -1]), hint=hint(said))
 
 
-def _excused(native: Native, ledger: Ledger, check: str, module: str, words: str, capability: str) -> bool:
-    """Ledger entries name the module's file."""
+def excused(native: Native, ledger: Ledger, check: str, module: str, words: str, capability: str) -> bool:
+    """Whether the ledger names this failure; its entries name the module's file."""
     base = module.replace(".", "/")
     for path in (f"{base}.py", f"{base}/__init__.py"):
         owners = native.tree.owners.get(path)
@@ -123,7 +86,8 @@ def _excused(native: Native, ledger: Ledger, check: str, module: str, words: str
     return False
 
 
-def _hint(said: str) -> str:
+def hint(said: str) -> str:
+    """What a traceback tells a user to do, if it is one of the known kinds."""
     if match := re.search(r"No module named '([^']+)'", said):
         return f"no wheel of the lock brings `{match.group(1)}`, or the file was removed: see `record`"
     if "cannot open shared object file" in said or "undefined symbol" in said:

@@ -42,7 +42,9 @@ def check_needed(native: Native, ledger: Ledger) -> Result:
             result.add("error", file.path, message, because=because, hint=hint)
     result.looked_at += sum(1 for file in files if file.elf is None)
     host = sorted(name for name in native.drivers if name in native.stubs)
-    result.detail = count(needed, "needed library", "needed libraries") + (f", {count(len(programs), 'program')} too" if programs else "")
+    result.detail = count(needed, "needed library", "needed libraries") + (
+        f", {count(len(programs), 'program')} too" if programs else ""
+    )
     if host:
         result.detail += f"; the host's driver brings {', '.join(host)}"
     ledger.settle("needed", result, native.scope)
@@ -142,7 +144,9 @@ def check_symbols(native: Native, ledger: Ledger) -> Result:
     there = sum(1 for file in files if file.elf is not None)
     result.detail = f"in {looked:,} of {count(len(files), 'shared object')}, {count(versions, 'symbol version')}"
     if unjudged:
-        result.detail += f"; {count(unjudged, 'symbol')} of {count(incomplete, 'file')} may be in libraries that are missing"
+        result.detail += (
+            f"; {count(unjudged, 'symbol')} of {count(incomplete, 'file')} may be in libraries that are missing"
+        )
     if looked != there:
         result.add("error", "symbols", f"looked into {looked} of {there} shared objects")
     ledger.settle("symbols", result, native.scope)

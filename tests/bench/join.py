@@ -19,6 +19,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from uv import find_uv_bin
 
@@ -52,7 +53,7 @@ class BenchEngine:
         self.run = Path("/run") / f"bench-{store}-{os.getpid()}"
         self.host = f"unix://{self.run}/docker.sock"
 
-    def __enter__(self) -> BenchEngine:
+    def __enter__(self) -> Self:
         self.folder.mkdir(parents=True)
         self.run.mkdir(parents=True)
         config = self.folder / "daemon.json"
@@ -164,7 +165,10 @@ def measure(engine: BenchEngine, context: Path, way: str, plan: LayerPlan, kind:
             (context / "layers" / layer / "default.txt").write_text(old)
             results.append(Result(store, way, change, seconds, used(engine.folder) - before))
     for result in results:
-        print(f"{result.store:<24} {result.way:<10} {result.change:<7} {result.seconds:7.1f} s  {result.disk / 1e9:6.1f} GB", flush=True)
+        print(
+            f"{result.store:<24} {result.way:<10} {result.change:<7} {result.seconds:7.1f} s  {result.disk / 1e9:6.1f} GB",
+            flush=True,
+        )
     argv = [*find_buildx().argv, "prune", "--all", "--force"]
     environment = {**os.environ, "DOCKER_HOST": engine.host, "BUILDX_BUILDER": "default"}
     docker = shutil.which("docker") or str(bootstrap.UNPACKED / "usr/bin/docker")

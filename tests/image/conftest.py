@@ -23,7 +23,6 @@ from builder.settings import load as load_settings
 from tests.image.stacks import MATRIX, ROOT, SMALL
 
 
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Small stacks first: they fail in seconds."""
     items.sort(key=lambda item: item.get_closest_marker("full") is not None)

@@ -128,7 +128,9 @@ def test_other_bytes_than_the_lock_pins(small: Path, engine: Engine, buildx: Bui
         a.model_copy(update={"sha256": "0" * 64}) if a.name == "packaging" else a for a in prepared.lock.artefacts
     )
     with pytest.raises(IntegrityError) as caught:
-        build_image(relocked(prepared, prepared.lock.model_copy(update={"artefacts": artefacts})), engine, buildx, settings)
+        build_image(
+            relocked(prepared, prepared.lock.model_copy(update={"artefacts": artefacts})), engine, buildx, settings
+        )
     assert "Hash mismatch for `packaging==26.2`" in str(caught.value)
     assert "sha256:" + "0" * 64 in str(caught.value)
 
@@ -141,14 +143,20 @@ def test_an_extension_removed(small: Path, engine: Engine, buildx: Buildx, setti
     assert engine.find("sglang-stack:small") is not None, "the last good image keeps its name"
 
 
-def test_a_compiler_of_two_releases(make_small: Callable[..., Path], engine: Engine, buildx: Buildx, settings: Settings) -> None:
-    other = make_small("nvvm-13-5", SMALL.replace("nvidia-nvvm: 13.0.88", "nvidia-nvvm: 13.0.88").replace("2026-08-01", "2026-11-01"))
+def test_a_compiler_of_two_releases(
+    make_small: Callable[..., Path], engine: Engine, buildx: Buildx, settings: Settings
+) -> None:
+    other = make_small(
+        "nvvm-13-5", SMALL.replace("nvidia-nvvm: 13.0.88", "nvidia-nvvm: 13.0.88").replace("2026-08-01", "2026-11-01")
+    )
     prepared = prepare(other)
     newer = make_small("only-nvvm", _ONLY_NVVM)
     nvvm = prepare(newer, rules={}).lock.by_name["nvidia-nvvm"]
     artefacts = tuple(nvvm if a.name == "nvidia-nvvm" else a for a in prepared.lock.artefacts)
     with pytest.raises(BuildError) as caught:
-        build_image(relocked(prepared, prepared.lock.model_copy(update={"artefacts": artefacts})), engine, buildx, settings)
+        build_image(
+            relocked(prepared, prepared.lock.model_copy(update={"artefacts": artefacts})), engine, buildx, settings
+        )
     said = str(caught.value)
     assert "nvidia-nvvm" in said and "13.5" in said and "13.0" in said
 
@@ -156,7 +164,10 @@ def test_a_compiler_of_two_releases(make_small: Callable[..., Path], engine: Eng
 _ONLY_NVVM = (
     SMALL.replace("nvidia-nvvm: 13.0.88", "nvidia-nvvm: 13.0.88")
     .replace("jit: nvcc", "jit: none")
-    .replace("  compiler:\n    nvidia-cuda-nvcc: 13.0.88\n    nvidia-nvvm: 13.0.88\n    nvidia-cuda-crt: 13.0.88\n    nvidia-cuda-cccl: 13.0.85\n", "")
+    .replace(
+        "  compiler:\n    nvidia-cuda-nvcc: 13.0.88\n    nvidia-nvvm: 13.0.88\n    nvidia-cuda-crt: 13.0.88\n    nvidia-cuda-cccl: 13.0.85\n",
+        "",
+    )
     .replace("2026-08-01", "2026-11-20")
     .replace("[numpy==2.2.6, nvidia-cuda-runtime==13.0.96, packaging==26.2]", "[nvidia-nvvm==13.5.37]")
 )
@@ -242,6 +253,11 @@ def test_no_dropping_of_the_installer_stays(built_small: Image, engine: Engine) 
                         names += layer.getnames()
                 except tarfile.ReadError:
                     continue
-    bad = [n for n in names if n.endswith(("uv_cache.json", "/.lock", ".ninja_log")) or n.startswith(("tmp/", "opt/.tmp", "root/.cache", "run/secrets/"))]
+    bad = [
+        n
+        for n in names
+        if n.endswith(("uv_cache.json", "/.lock", ".ninja_log"))
+        or n.startswith(("tmp/", "opt/.tmp", "root/.cache", "run/secrets/"))
+    ]
     assert "opt/venv/pyvenv.cfg" in names
     assert bad == []

@@ -42,7 +42,9 @@ def image(made: subprocess.CompletedProcess[str], engine: Engine) -> Image:
     return found
 
 
-def test_the_summary_says_what_was_made_and_checked(made: subprocess.CompletedProcess[str], reference_lock: Lock) -> None:
+def test_the_summary_says_what_was_made_and_checked(
+    made: subprocess.CompletedProcess[str], reference_lock: Lock
+) -> None:
     for part in (f"sglang-stack:{MATRIX}", reference_lock.digest[:12], "torch and CUDA libraries", "proof", "run it:"):
         assert part in made.stdout
     assert re.search(r"smoke test: \d+ checks, all passed, without a GPU", made.stdout)
@@ -115,7 +117,9 @@ def test_a_kernel_wheel_of_another_torch(
     prepared = prepare(ROOT / "matrices" / f"{MATRIX}.yaml")
     artefacts = tuple(kernel if a.name == "sglang-kernel" else a for a in prepared.lock.artefacts)
     with pytest.raises(BuildError) as caught:
-        build_image(relocked(prepared, prepared.lock.model_copy(update={"artefacts": artefacts})), engine, buildx, settings)
+        build_image(
+            relocked(prepared, prepared.lock.model_copy(update={"artefacts": artefacts})), engine, buildx, settings
+        )
     said = str(caught.value)
     assert "sglang-kernel 0.4.6.post1" in said or "sglang_kernel 0.4.6.post1" in said
     assert "built for another torch" in said

@@ -210,10 +210,3 @@ def test_an_archive_that_knows_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     settings = settings_at(tmp_path, archive="https://mirror.example/debian")
     with pytest.raises(LockError, match="the archive names no candidate for any package"):
         base.archive_versions(tiny().matrix, lock_of(tiny().matrix).base, settings)
-
-
-def test_the_base_of_an_image_is_its_reference(tmp_path: Path) -> None:
-    reference = f"debian@sha256:{'0' * 64}"
-    matrix = tiny(base=f"{{kind: image, reference: '{reference}', distribution: debian, release: bookworm}}").matrix
-    found = base.lock_base(matrix, settings_at(tmp_path))
-    assert (found.kind, found.reference, found.packages) == ("image", reference, ())

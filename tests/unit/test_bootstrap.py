@@ -28,6 +28,9 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("DOCKER_HOST", raising=False)
     monkeypatch.delenv("ENGINE", raising=False)
     monkeypatch.setattr(bootstrap, "engine_installed", lambda: None)
+    # A fault in what is tested here must not set up an engine on the machine that runs the tests.
+    for name in ("unpack_engine", "start_engine", "setup_packages", "clean"):
+        monkeypatch.setattr(bootstrap, name, lambda *_, name=name: pytest.fail(f"`{name}` was about to run"))
     (tmp_path / "tools" / "engine").mkdir(parents=True)
     return tmp_path
 
@@ -169,7 +172,7 @@ def test_an_engine_that_is_installed_and_does_not_run(machine: Path, monkeypatch
     assert refusal(bootstrap.setup_engine) == (
         "the Docker Engine does not answer",
         f"`/usr/bin/dockerd` is installed but nothing listens on {machine}/docker.sock",
-        "start it (`systemctl start docker`), or name its address in `DOCKER_HOST`",
+        "start it (`systemctl start docker`), name its address in `DOCKER_HOST`, or leave it and use one in .tools: `ENGINE=own`",
         6,
     )
 

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from builder import build
-from builder.build import Prepared, check_disk, current_image, failure, prepare, secret_files, stages_of
+from builder.build import Prepared, check_disk, current_image, prepare, secret_files, stages_of
 from builder.display import Progress, Stage
 from builder.engine import EngineInfo, Image
 from builder.errors import BuilderError, BuildError, ExitCode, IntegrityError, LockError
 from builder.lock import lock_path, write_lock
-from builder.render import render
+from builder.render import INPUTS_LABEL, render
+from builder.solve import failure
 from tests.made import TINY, artefact, lock_of, settings_at, tiny
 
 UV = Path("/usr/bin/env")
@@ -31,7 +32,7 @@ def prepared(extra: str = "", *artefacts: Any) -> Prepared:
 
 
 def image(ready: Prepared, **labels: str) -> Image:
-    return Image("sha256:1", ready.names, {build.INPUTS_LABEL: ready.rendered.digest, **labels}, 1, ())
+    return Image("sha256:1", ready.names, {INPUTS_LABEL: ready.rendered.digest, **labels}, 1, ())
 
 
 class FakeEngine:
@@ -86,7 +87,7 @@ def test_an_image_that_is_not_current(case: str) -> None:
     content, plain = ready.names
     images = {
         "one name": {content: found},
-        "other inputs": dict.fromkeys(ready.names, replace(found, labels={build.INPUTS_LABEL: "x"})),
+        "other inputs": dict.fromkeys(ready.names, replace(found, labels={INPUTS_LABEL: "x"})),
         "no label": dict.fromkeys(ready.names, replace(found, labels={})),
         "two images": {content: found, plain: replace(found, id="sha256:2")},
         "none": {},

@@ -68,7 +68,7 @@ def test_an_engine_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
         "error: the Docker Engine is too old: found 20.10.24+dfsg1, needed 23.0 or newer\n"
         "  at: unix:///made.sock\n"
         "  because: builds use BuildKit's secrets, bind mounts and cache\n"
-        "  hint: upgrade it, or stop it and run `make engine`, which sets up one of its own"
+        "  hint: upgrade it, or stop it and run `make image ENGINE=own`, which sets one up in .tools"
     )
 
 

@@ -114,7 +114,7 @@ def test_what_an_image_will_say_of_itself() -> None:
 # --- the same bytes everywhere ----------------------------------------------------------------------------------------
 
 ELSEWHERE = """\
-import os, sys, time
+import os, sys
 from pathlib import Path
 os.umask(0o077)
 sys.path.insert(0, sys.argv[1])
@@ -124,7 +124,7 @@ rendered.write(Path("context"))
 print(rendered.digest)
 for path in sorted(Path("context").rglob("*")):
     if path.is_file():
-        print(path, oct(path.stat().st_mode & 0o777), int(path.stat().st_mtime) if path.name != "uv" else "")
+        print(path, oct(path.stat().st_mode & 0o777))
 """
 
 
@@ -145,7 +145,7 @@ def test_a_context_does_not_depend_on_place_umask_time_zone_or_locale(tmp_path: 
     assert answers[0] == answers[1]
     here = tiny_rendered()
     assert answers[0].splitlines()[0] == here.digest
-    assert "context/proof/lock.json 0o644 1772323200" in answers[0]
+    assert "context/proof/lock.json 0o644\n" in answers[0]
 
 
 def test_two_renderings_are_equal() -> None:
@@ -173,10 +173,12 @@ def test_writing_again_changes_nothing(tmp_path: Path) -> None:
     assert before.keys() == after.keys()
 
 
-def test_every_file_carries_the_time_of_the_matrix(tmp_path: Path) -> None:
-    tiny_rendered().write(tmp_path)
-    times = {p.stat().st_mtime for p in tmp_path.rglob("*") if p.is_file() and p.name != "uv"}
-    assert times == {1772323200}
+def test_a_file_that_is_right_keeps_its_time_since_another_would_send_it_again(tmp_path: Path) -> None:
+    rendered = tiny_rendered()
+    rendered.write(tmp_path)
+    os.utime(tmp_path / "native.json", (7, 7))
+    rendered.write(tmp_path)
+    assert (tmp_path / "native.json").stat().st_mtime == 7
 
 
 def test_what_no_longer_belongs_to_a_context_is_removed(tmp_path: Path) -> None:

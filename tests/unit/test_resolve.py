@@ -207,11 +207,16 @@ def test_the_wheel_that_an_installer_would_take(site: Loopback, tmp_path: Path) 
     ]
 
 
-def test_of_two_builds_the_higher_is_taken(site: Loopback, tmp_path: Path) -> None:
-    for build in ("2", "10", "9"):
-        file, data = wheel("part", "1.0")
-        site.add((file.replace("-1.0-", f"-1.0-{build}-"), data))
-    assert [a.file for a in run(site, tmp_path, "extras: [part==1.0]\n")] == ["part-1.0-10-py3-none-any.whl"]
+@pytest.mark.parametrize("builds", [(2, 10, 9), (10, 9, 2), (9, 2, 10)])
+def test_of_two_builds_the_higher_is_taken(builds: tuple[int, ...]) -> None:
+    wheels = [{"name": f"part-1.0-{build}-py3-none-any.whl"} for build in builds]
+    assert resolve._best(wheels, {Tag("py3", "none", "any"): 0}) == {"name": "part-1.0-10-py3-none-any.whl"}
+
+
+def test_a_build_number_does_not_beat_a_better_tag() -> None:
+    wheels = [{"name": "part-1.0-9-py3-none-any.whl"}, {"name": "part-1.0-cp311-cp311-linux_x86_64.whl"}]
+    ranks = {tag: rank for rank, tag in enumerate(target_tags(tiny().matrix))}
+    assert resolve._best(wheels, ranks) == wheels[1]
 
 
 def test_a_file_uploaded_on_the_day_or_later_is_not_seen(site: Loopback, tmp_path: Path) -> None:

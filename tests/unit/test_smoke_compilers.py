@@ -11,6 +11,7 @@ from builder.smoke.child import Workspace
 from builder.smoke.compilers import check_flashinfer, check_nvcc, check_triton
 from builder.smoke.cuda import check_compiler
 from builder.smoke.report import Check, Result
+from builder.smoke.spec import Spec
 from tests.unit.smoke_made import Site, finished, said
 
 PARTS = {
@@ -61,7 +62,7 @@ def home(site: Site, *, nvcc: str = "13.0", cicc: str = "13.0", header: int = 13
     return root
 
 
-def run(site: Site, check: Callable[[object, object], Result]) -> Result:
+def run(site: Site, check: Callable[[Spec, Workspace], Result]) -> Result:
     with Workspace(site.tree) as workspace:
         return check(site.spec, workspace)
 
@@ -132,7 +133,7 @@ def test_stack_without_a_compiler(site: Site, check: Callable[[Site], Result]) -
 
 def nvcc(site: Site, script: str) -> tuple[Check, str]:
     home(site, script="#!/bin/sh\n" + script)
-    result = run(site, check_nvcc)  # type: ignore[arg-type]
+    result = run(site, check_nvcc)
     return finished(result), said(result, "nvcc")
 
 
@@ -144,10 +145,12 @@ def test_nvcc_that_cannot_compile(site: Site) -> None:
     assert (check.looked_at, check.expected, text) == (
         2,
         2,
-        "error: nvcc cannot build a program or a shared module for sm_120a [nvcc]\n"
-        "  because: ptxas fatal   : Unsupported .version 9.5; current version is '9.0'\n"
-        "    nvcc ended with status 255\n"
-        "  hint: cicc (nvidia-nvvm) is newer than ptxas (nvidia-cuda-nvcc): `compiler-coherent` names the versions",
+        (
+            "error: nvcc cannot build a program or a shared module for sm_120a [nvcc]\n"
+            "  because: ptxas fatal   : Unsupported .version 9.5; current version is '9.0'\n"
+            "    nvcc ended with status 255\n"
+            "  hint: cicc (nvidia-nvvm) is newer than ptxas (nvidia-cuda-nvcc): `compiler-coherent` names the versions"
+        ),
     )
 
 
@@ -165,7 +168,7 @@ def test_nvcc_that_makes_something_else(site: Site) -> None:
 
 
 def test_nvcc_that_is_not_there(site: Site) -> None:
-    result = run(site, check_nvcc)  # type: ignore[arg-type]
+    result = run(site, check_nvcc)
     assert said(result, "nvcc") == (
         f"error: nvcc cannot be run: No such file or directory [nvcc]\n  because: it should be `{site.spec.cuda_home}/bin/nvcc`"
     )

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from builder.smoke.gates import Words, check_gated_imports, find, words_of
-from builder.smoke.imports import check_imports, check_imports_faked
+from builder.smoke.faked import Faked, check_gated_imports, check_imports_faked
+from builder.smoke.gates import Words, find, words_of
+from builder.smoke.imports import check_imports
 from builder.smoke.report import Check, Result
 from tests.unit.smoke_made import Site, finished, said
 
@@ -50,7 +51,7 @@ def plain(site: Site) -> tuple[Check, str]:
 
 def faked(site: Site) -> tuple[Check, str]:
     with site.native(site.spec.names(sglang=True)) as (native, ledger):
-        result = check_imports_faked(native, ledger)
+        result = check_imports_faked(Faked(native), ledger)
     return finished(result), said(result, "imports-faked")
 
 
@@ -85,7 +86,7 @@ def test_module_that_ends_the_process(site: Site) -> None:
     sglang(site, files, "sglang.a", "sglang.b")
     check, text = plain(site)
     assert check.looked_at == 2
-    assert "error: `import sglang.a`: the process was ended by SIGABRT [imports]" in text
+    assert "error: `import sglang.a` fails: the process that imports it was ended by SIGABRT [imports]" in text
     assert "error: `import sglang.b` fails: SystemExit: 0 [imports]" in text
 
 
@@ -198,7 +199,7 @@ def test_gate(source: str, found: list[str]) -> None:
 
 def gated(site: Site) -> tuple[Check, str]:
     with site.native(site.spec.names(sglang=True)) as (native, ledger):
-        result: Result = check_gated_imports(native, ledger)
+        result: Result = check_gated_imports(Faked(native), ledger)
     return finished(result), said(result, "gated-imports")
 
 
@@ -224,8 +225,10 @@ def test_gated_import_of_a_name_that_is_not_there(site: Site) -> None:
     check, text = gated(site)
     assert (check.looked_at, text) == (
         2,
-        "error: `from sgl_kernel import gone` at sglang/x.py:3 fails as on GPU 12.0: ImportError: cannot import name 'gone' "
-        "from 'sgl_kernel' [gated-imports]",
+        (
+            "error: `from sgl_kernel import gone` at sglang/x.py:3 fails as on GPU 12.0: ImportError: cannot import name 'gone' "
+            "from 'sgl_kernel' [gated-imports]"
+        ),
     )
 
 
@@ -259,8 +262,10 @@ def test_gated_import_that_only_fails_after_another(site: Site) -> None:
     check, text = gated(site)
     assert (check.ok, text) == (
         True,
-        "note: `import zz_kernel` as on GPU 12.0 fails after other imports, and works alone [gated-imports]\n"
-        "  because: what it finds depends on what was imported before",
+        (
+            "note: `import zz_kernel` as on GPU 12.0 fails after other imports, and works alone [gated-imports]\n"
+            "  because: what it finds depends on what was imported before"
+        ),
     )
 
 

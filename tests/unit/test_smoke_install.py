@@ -285,8 +285,10 @@ def test_shared_files_entry_that_is_of_no_use(site: Site) -> None:
     overlaid(site, "same\n", "same\n")
     share(site)
     assert ownership(site).splitlines()[:2] == [
-        "error: `shared_files` entry `laid-over` is of no use: base and over share no file that differs: remove it "
-        "[exception]",
+        (
+            "error: `shared_files` entry `laid-over` is of no use: base and over share no file that differs: remove it "
+            "[exception]"
+        ),
         "  hint: the entry is in builder/facts/smoke.yaml",
     ]
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from builder.elf import read_file
-from builder.smoke import link
 from builder.smoke.cuda import check_cuda_major
 from builder.smoke.link import base_name, check_needed, check_symbols, demangle, nearest
 from builder.smoke.loader import Library, Loader, read_cache
@@ -108,7 +107,7 @@ def test_driver_is_the_host_s(site: Site, build: Path) -> None:
     with site.native() as (native, ledger):
         check = finished(check_needed(native, ledger))
         stub = read_file(native.workspace.stubs / "libcuda.so.1")
-    assert (check.ok, stub.exports_names) == (True, {"cuInit"})
+    assert (check.ok, stub.exports_names) == (True, frozenset({"cuInit"}))
     assert check.detail.endswith("the host's driver brings libcuda.so.1")
 
 
@@ -216,7 +215,7 @@ def test_kernel_that_was_built_for_another_torch(site: Site, build: Path) -> Non
 
 def test_names_without_a_demangler(site: Site, build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel_of_another_torch(site, build)
-    monkeypatch.setattr(link.shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     assert "needs `c10::SymInt::g`, which torch 2.11.0 does not export" in symbols(site)
 
 

@@ -87,8 +87,10 @@ def test_file_that_aborts_does_not_end_the_others(site: Site, tmp_path: Path) ->
     check, text = loaded(site)
     assert (check.looked_at, text) == (
         3,
-        "error: `x/b.so` of x 1.0 does not load: the process that opened it was ended by SIGABRT [load]\n"
-        f"  because: terminate called: std::bad_alloc\n{LAYOUT_HINT}",
+        (
+            "error: `x/b.so` of x 1.0 does not load: the process that opened it was ended by SIGABRT [load]\n"
+            f"  because: terminate called: std::bad_alloc\n{LAYOUT_HINT}"
+        ),
     )
 
 

@@ -191,8 +191,10 @@ def test_check_that_breaks_is_a_failure_of_that_check(tmp_path: Path) -> None:
 def test_check_that_looked_at_less_than_there_is() -> None:
     check = Result(4, 5, "files").finish("load", "native")
     assert [str(finding) for finding in check.findings] == [
-        "error: looked at 4 files, but there are 5 to look at [load]\n"
-        "  because: a check that skips something proves nothing about it"
+        (
+            "error: looked at 4 files, but there are 5 to look at [load]\n"
+            "  because: a check that skips something proves nothing about it"
+        )
     ]
 
 

@@ -17,7 +17,7 @@ def test_names_of_layers(tmp_path: Path) -> None:
     site.lock("Torch_Vision", layer="torch")
     site.lock("sglang", layer="sglang")
     spec = site.spec
-    assert (spec.names(sglang=False), spec.names(sglang=True)) == ({"torch-vision"}, {"sglang"})
+    assert (spec.names(sglang=False), spec.names(sglang=True)) == (frozenset({"torch-vision"}), frozenset({"sglang"}))
 
 
 def test_exception_for_another_cuda_is_left_out(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Runs isolated in a child: resolve (module, name) pairs with a GPU faked. A script of its own.
 
-`gates_child.py SITE_PACKAGES CAPABILITY WARM…`; reads a JSON list of pairs from standard input, prints one JSON object:
-{"failures": [[module, name, error]], "alone": [module, …]}. One fork resolves them one after the other; what fails there
+`resolve_child.py SITE_PACKAGES CAPABILITY WARM…`; reads a JSON list of pairs from standard input, prints one JSON object:
+{"failures": [[module, name, error]], "alone": [module, …], "said": what they printed}. WARM are modules that are imported
+before forking, torch first. One fork resolves the pairs in the order given, as one server process would; what fails there
 is tried again in a fork of its own, since what was imported before may be the cause: ``alone`` lists the modules that then
 resolved.
 """
@@ -15,6 +16,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 from typing import Any
@@ -46,12 +48,14 @@ def resolve(module: str, name: str, broken: dict[str, str]) -> str:
     return ""
 
 
-def in_fork(pairs: list[Pair]) -> tuple[dict[Pair, str], list[Pair]]:
+def in_fork(pairs: list[Pair], output: int) -> tuple[dict[Pair, str], list[Pair]]:
     """Resolve in a fork; errors by pair, and the pairs that are left when one has ended the process."""
     readable, writable = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(readable)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
         broken: dict[str, str] = {}
         with os.fdopen(writable, "w", encoding="utf-8") as answers:
             for pair in pairs:
@@ -59,6 +63,9 @@ def in_fork(pairs: list[Pair]) -> tuple[dict[Pair, str], list[Pair]]:
                 if error := resolve(*pair, broken):
                     print(json.dumps({"error": error}), file=answers, flush=True)
             print(json.dumps({"done": True}), file=answers, flush=True)
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(0)
     os.close(writable)
     errors: dict[Pair, str] = {}
@@ -110,23 +117,26 @@ def main() -> None:
             continue
         if module == "torch":
             load_fake_gpu().fake(loaded, capability)
+    said = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
     failures: dict[Pair, str] = {}
     left = pairs
     while left:
-        errors, left = in_fork(left)
+        errors, left = in_fork(left, said.fileno())
         failures.update(errors)
     modules = sorted({module for module, _ in failures})
     alone: list[str] = []
     for module in modules if len(modules) <= MAX_ALONE else []:
         mine = [pair for pair in failures if pair[0] == module]
-        errors, _ = in_fork(mine)
+        errors, _ = in_fork(mine, said.fileno())
         for pair in mine:
             del failures[pair]
         failures.update(errors)
         if not errors:
             alone.append(module)
     rows = [[module, name, error] for (module, name), error in sorted(failures.items())]
-    print(json.dumps({"failures": rows, "alone": alone}), file=answers, flush=True)
+    said.seek(0)
+    words = said.read()[-200_000:].decode(errors="replace")
+    print(json.dumps({"failures": rows, "alone": alone, "said": words}), file=answers, flush=True)
     answers.close()
     os._exit(0)
 
