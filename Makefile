@@ -43,7 +43,7 @@ types: venv
 	$(BIN)/mypy
 
 unit: venv
-	$(BIN)/pytest tests/unit -q
+	$(BIN)/pytest tests/unit -q -n auto
 
 index: venv
 	$(BIN)/pytest tests/index -q -m index

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from builder.matrix import Matrix
 
 KERNELS = ("sgl-kernel", "sglang-kernel")
+RESERVED = frozenset({"default", "files"})
+"""Where a lock says that a wheel comes from: the default index, or a file of its own."""
 
 
 def disagreements(matrix: Matrix) -> list[Complaint]:
@@ -47,6 +49,10 @@ def _one_pin_each(matrix: Matrix) -> Iterator[Complaint]:
 
 def _one_source_each(matrix: Matrix) -> Iterator[Complaint]:
     """A package from two indexes, or two files of it: which one wins would be chance."""
+    for name in RESERVED & matrix.indexes.keys():
+        yield Complaint(
+            f"`{name}` cannot name an index", hint="it has a meaning of its own; choose another", at=("indexes", name)
+        )
     seen: dict[str, str] = {}
     places: list[tuple[str, str, FieldPath]] = [
         (package, f"indexes.{name}", ("indexes", name, "packages", i))

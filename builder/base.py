@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import tarfile
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 from builder import bootstrap, facts
@@ -54,15 +53,14 @@ def os_packages(matrix: Matrix) -> list[str]:
     return sorted(names | set(matrix.base.packages))
 
 
-def epoch(matrix: Matrix) -> int:
-    """Seconds since 1970 of the matrix's date: the time that every file of the image carries."""
-    day = datetime.strptime(str(matrix.as_of), "%Y-%m-%d")
-    return int(day.replace(tzinfo=UTC).timestamp())
+EPOCH = 1577836800
+"""Seconds since 1970 that every file of an image carries: 2020-01-01. One for all, so that a matrix of another date
+shares the layers whose wheels are the same; not 0, which some tools take for "no time"."""
 
 
 def rootfs_path(base: Base, settings: Settings) -> Path:
     """Where the bootstrapped root file system of this package list is kept."""
-    digest = sha256_hex(canonical_json([base.model_dump(mode="json"), RECIPE]))
+    digest = sha256_hex(canonical_json([base.model_dump(mode="json"), RECIPE, EPOCH]))
     return settings.cache / "rootfs" / f"{base.distribution}-{base.release}-{digest[:16]}.tar"
 
 
@@ -156,7 +154,7 @@ def bootstrap_rootfs(matrix: Matrix, target: Path, settings: Settings) -> tuple[
     argv += [f"--include={','.join(os_packages(matrix))}"]
     argv += list(RECIPE)
     argv += [matrix.base.release, str(partial), "-"]
-    environment = {**bootstrap.tool_environment(), "SOURCE_DATE_EPOCH": str(epoch(matrix)), "LC_ALL": "C.UTF-8"}
+    environment = {**bootstrap.tool_environment(), "SOURCE_DATE_EPOCH": str(EPOCH), "LC_ALL": "C.UTF-8"}
     try:
         done = subprocess.run(
             argv, input=_sources(matrix, settings), env=environment, capture_output=True, text=True, check=False

@@ -66,7 +66,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _lock(arguments: argparse.Namespace) -> int:
-    from builder.locking import check_lock, make_lock, set_as_of
+    from builder.locking import check_lock, make_lock
     from builder.settings import load as settings
 
     path = _path(arguments)
@@ -77,9 +77,7 @@ def _lock(arguments: argparse.Namespace) -> int:
         else:
             print("\n".join(lines) if lines else f"{path}: the lock is current")
         return ExitCode.LOCK if lines else ExitCode.OK
-    if arguments.as_of:
-        set_as_of(path, arguments.as_of)
-    lock, lines = make_lock(path, settings())
+    lock, lines = make_lock(path, settings(), as_of=arguments.as_of)
     if arguments.json:
         _print_json({"ok": True, "lock": lock.digest, "artefacts": len(lock.artefacts), "drift": lines})
     else:
@@ -187,7 +185,9 @@ def parser() -> argparse.ArgumentParser:
 def _tag(value: str) -> str:
     import re
 
-    if not re.fullmatch(r"[a-z0-9]+([._/:-]+[a-z0-9]+)*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?", value):
+    if not re.fullmatch(
+        r"([a-z0-9.-]+(:[0-9]{1,5})?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?", value
+    ):
         raise argparse.ArgumentTypeError(f"`{value}` is not an image name: NAME or NAME:TAG")
     return value if ":" in value.rsplit("/", 1)[-1] else f"{value}:latest"
 

@@ -239,7 +239,14 @@ Capability = Annotated[str, Form("a compute capability", r"[1-9][0-9]?\.[0-9]", 
 PackageName = Annotated[
     str, Form("a package name", _NAME, "a normalised name, as in flashinfer-python", _normal_name, 100)
 ]
-IndexName = Annotated[str, Form("an index name", r"[a-z0-9][a-z0-9-]{0,31}", "a-z, 0-9 and -, as in torch-cu130")]
+IndexName = Annotated[
+    str,
+    Form(
+        "an index name",
+        r"[a-z0-9][a-z0-9-]{0,31}",
+        "a-z, 0-9 and -, as in torch-cu130",
+    ),
+]
 Sha256 = Annotated[str, Form("a sha256", r"[0-9a-f]{64}", "64 lower-case hexadecimal digits")]
 Url = Annotated[str, URL_FORM]
 Summary = Annotated[str, Form("one line of plain text", _DOCKER_SAFE, 'printable ASCII without " $ \\ `', _one_line)]

@@ -37,12 +37,14 @@ def _lock(matrix: Matrix, os_base: Base, artefacts: list[Artefact], resolver: Re
     )
 
 
-def make_lock(path: Path, settings: Settings) -> tuple[Lock, list[str]]:
+def make_lock(path: Path, settings: Settings, as_of: str | None = None) -> tuple[Lock, list[str]]:
     """Resolve, bootstrap the base, write the lock; return it and what changed against the old one.
 
-    A lock that is there and damaged is replaced, as its message tells the user to.
+    With `as_of` the matrix's date is set as well; the file is written only once that date has a resolution. A lock that
+    is there and damaged is replaced, as its message tells the user to.
     """
-    loaded = load(path)
+    text = with_as_of(path, as_of) if as_of else None
+    loaded = parse_matrix(text, path) if text else load(path)
     matrix = loaded.matrix
     note(f"resolving {matrix.name} as of {matrix.as_of} …")
     # The index first: it answers in seconds, and no bootstrap is wasted on a matrix that has no resolution.
@@ -54,6 +56,8 @@ def make_lock(path: Path, settings: Settings) -> tuple[Lock, list[str]]:
     old = None
     with contextlib.suppress(UsageError, LockError):
         old = read_lock(target)
+    if text:
+        write_atomic(path, text)
     write_lock(lock, target)
     return lock, drift(old, lock) if old else []
 
@@ -80,8 +84,8 @@ def check_lock(path: Path, settings: Settings) -> list[str]:
     return lines
 
 
-def set_as_of(path: Path, day: str) -> None:
-    """Write another `as_of` into the matrix, leaving the rest of the file as it is. Raises `UsageError`."""
+def with_as_of(path: Path, day: str) -> str:
+    """The matrix's text with another `as_of`, the rest as it is. Raises `UsageError`."""
     try:
         if date.fromisoformat(day).isoformat() != day:
             raise ValueError
@@ -91,5 +95,4 @@ def set_as_of(path: Path, day: str) -> None:
     text, count = re.subn(r"^(as_of:[ \t]*)[^\s#]+", rf"\g<1>{day}", loaded.text, count=1, flags=re.MULTILINE)
     if count != 1:
         raise LockError("the matrix has no `as_of:` line of its own", where=str(path))
-    parse_matrix(text, path)
-    write_atomic(path, text)
+    return text

@@ -64,7 +64,7 @@ def _request(matrix: Matrix, reference: str | None, settings: Settings, digest: 
         context = Path(temporary) / "context"
         context.mkdir()
         shutil.copy(Path(base.__file__).parent / "smoke" / "finish.py", context / "finish.py")
-        arguments = {"KIND": matrix.base.kind, "EPOCH": str(base.epoch(matrix))}
+        arguments = {"KIND": matrix.base.kind, "EPOCH": str(base.EPOCH)}
         secrets = {"ca": settings.ca} if settings.ca else {}
         if matrix.base.kind == "image":
             arguments |= {"REFERENCE": reference or "", "PACKAGES": " ".join(base.os_packages(matrix))}

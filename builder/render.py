@@ -14,17 +14,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
+from importlib.metadata import version
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from builder import elf as _elf
-from builder.base import RECIPE, epoch, os_packages
+from builder.base import EPOCH, RECIPE, os_packages
 from builder.errors import UsageError
 from builder.files import canonical_json, pretty_size, sha256_hex, write_atomic
 from builder.layers import ORDER, LayerPlan, plan_layers, stage_below
-from builder.lock import Lock
+from builder.lock import Artefact, Lock
 from builder.matrix import Matrix
+from builder.settings import redact
 from builder.smokespec import smoke_spec
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -124,7 +126,7 @@ def base_digest(matrix: Matrix, lock: Lock) -> str:
     """What decides the base image: the package list, how it is made, and the layer's recipe."""
     recipe = DOCKERFILE_BASE.read_bytes() + (Path(__file__).parent / "smoke" / "finish.py").read_bytes()
     base = lock.base.model_dump(mode="json")
-    return sha256_hex(canonical_json([base, os_packages(matrix), RECIPE, epoch(matrix), sha256_hex(recipe)]))
+    return sha256_hex(canonical_json([base, os_packages(matrix), RECIPE, EPOCH, sha256_hex(recipe)]))
 
 
 def base_image(matrix: Matrix, lock: Lock) -> str:
@@ -146,7 +148,7 @@ class Rendered:
     def digest(self) -> str:
         """The sha256 of everything that goes into the build but large files, which the lock pins by hash."""
         contents = {name: sha256_hex(data) for name, data in self.context.items()}
-        return sha256_hex(canonical_json([self.dockerfile, contents]))
+        return sha256_hex(canonical_json([self.dockerfile, contents, version("uv")]))
 
     def write(self, folder: Path) -> None:
         """Write the context to `folder`. What no longer belongs is removed; a file that is right already keeps its time.
@@ -220,8 +222,19 @@ def render(matrix: Matrix, lock: Lock, uv: Path, wheels: Mapping[str, Path] | No
     for layer in plan.layers:
         for artefact in layer.artefacts:
             if artefact.index is None:
-                links[f"layers/{layer.name}/wheels/{artefact.file}"] = (wheels or {})[artefact.file]
+                links[f"layers/{layer.name}/wheels/{artefact.file}"] = _local(artefact, wheels or {})
     return Rendered(plan, dockerfile, context, links)
+
+
+def _local(artefact: Artefact, wheels: Mapping[str, Path]) -> Path:
+    try:
+        return wheels[artefact.file]
+    except KeyError:
+        raise UsageError(
+            f"`{artefact.file}` is on no index, and there is no copy of it here",
+            because=f"the matrix takes it from {redact(artefact.url or 'a file')} (sha256 {artefact.sha256}), which this version does not fetch",
+            hint="take a release that an index has",
+        ) from None
 
 
 def about(plan: LayerPlan) -> dict[str, object]:

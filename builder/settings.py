@@ -48,6 +48,8 @@ class Settings:
         dropped = ("UV_", "PIP_")
         env = {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
         env["UV_NO_CONFIG"] = "1"
+        # uv breaks its lines to fit the terminal; they are part of our messages, which are broken nowhere.
+        env["COLUMNS"] = "1000"
         env["UV_NO_PROGRESS"] = "1"
         if self.ca is not None:
             env["SSL_CERT_FILE"] = str(self.ca)

@@ -25,10 +25,10 @@ def smoke(reference: str, *, user: str | None) -> dict[str, Any]:
     image = engine.find(reference)
     if image is None:
         raise UsageError(f"there is no image `{reference}`", where=engine.host, hint="see `builder list`")
-    if LABEL not in image.labels:
+    if image.labels.get(LABEL) != "image":
         raise UsageError(
             f"`{reference}` is not an image of this builder",
-            because=f"it has no label `{LABEL}`",
+            because=f"it has no label `{LABEL}=image`",
             hint="the test needs the lock that the image was built from",
         )
     data = _run(engine, image.id, user)
@@ -43,7 +43,7 @@ def _run(engine: Engine, image: str, user: str | None) -> dict[str, Any]:
         "sys.argv = ['smoke', 'all', '--spec', '/opt/sglang-stack/spec.json', '--out', out]\n"
         "sys.path.insert(0, '/opt/sglang-stack')\n"
         "os.environ['PYTHONPATH'] = '/opt/sglang-stack'\n"
-        "try:\n    runpy.run_module('builder.smoke', run_name='__main__')\n"
+        "code = 1\ntry:\n    runpy.run_module('builder.smoke', run_name='__main__')\n"
         "except SystemExit as end:\n    code = end.code\n"
         f"print({MARK!r}); print(open(out).read()); sys.exit(code)\n"
     )

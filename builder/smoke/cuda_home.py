@@ -73,9 +73,6 @@ def lay_out(root: str, home: str) -> None:
     if not symbols:
         raise SystemExit("error: cuda.h declares no driver function: the stub for libcuda would be empty")
     stub.write_stub(os.path.join(lib64, "stubs", "libcuda.so"), "libcuda.so.1", symbols)
-    # Tools that do not read CUDA_HOME look here.
-    if home != "/usr/local/cuda" and not os.path.lexists("/usr/local/cuda"):
-        os.symlink(home, "/usr/local/cuda")
 
 
 def main(argv: list[str]) -> int:

@@ -46,17 +46,16 @@ def compile_package(path: str, workers: int) -> None:
         compileall.compile_file(path, quiet=2, invalidation_mode=mode)
 
 
-def drop(path: str) -> bool:
-    """Remove an installer's dropping; True if `path` is one."""
-    if os.path.basename(path) in DROPPINGS and ".dist-info" in path:
-        os.unlink(path)
-        record = os.path.join(os.path.dirname(path), "RECORD")
-        with open(record, encoding="utf-8", newline="") as file:
-            lines = [line for line in file if os.path.basename(path) not in line.split(",")[0]]
-        with open(record, "w", encoding="utf-8", newline="") as file:
-            file.writelines(lines)
-        return True
-    return False
+def drop(path: str) -> None:
+    """Remove an installer's dropping, and its line in the RECORD beside it."""
+    if not os.path.dirname(path).endswith(".dist-info"):
+        return
+    os.unlink(path)
+    record = os.path.join(os.path.dirname(path), "RECORD")
+    with open(record, encoding="utf-8", newline="") as file:
+        lines = [line for line in file if os.path.basename(path) not in line.split(",")[0]]
+    with open(record, "w", encoding="utf-8", newline="") as file:
+        file.writelines(lines)
 
 
 def finish(start_file: str, epoch: int, folders: list[str]) -> None:
@@ -67,9 +66,13 @@ def finish(start_file: str, epoch: int, folders: list[str]) -> None:
         if os.path.exists(path):
             os.unlink(path)
     for folder in folders:
+        # First what goes: it changes a RECORD, whose time is set below.
+        for path in [path for path in entries(folder) if os.path.basename(path) in DROPPINGS]:
+            if os.lstat(path).st_ctime_ns >= start:
+                drop(path)
         for path in entries(folder):
             status = os.lstat(path)
-            if status.st_ctime_ns < start or drop(path):
+            if status.st_ctime_ns < start:
                 continue
             if not os.path.islink(path):
                 wanted = fixed_mode(path, status.st_mode & 0o7777)

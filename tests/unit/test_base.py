@@ -71,18 +71,6 @@ def test_a_matrix_adds_packages() -> None:
     assert sorted([*base.os_packages(tiny().matrix), "zsh"]) == base.os_packages(own)
 
 
-def test_the_time_is_midnight_of_the_date_whatever_the_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
-    import time
-
-    monkeypatch.setenv("TZ", "Pacific/Auckland")
-    time.tzset()
-    try:
-        assert base.epoch(tiny().matrix) == 1772323200
-    finally:
-        monkeypatch.undo()
-        time.tzset()
-
-
 def test_another_package_list_is_another_file(tmp_path: Path) -> None:
     lock = lock_of(tiny().matrix)
     other = lock.base.model_copy(update={"packages": ()})

@@ -123,9 +123,7 @@ def test_the_installers_droppings_go_from_disk_and_record(tree: Path) -> None:
     assert (tree / "new" / "uv_cache.json").read_text() == "somebody's own"
 
 
-RECORD_FIRST = pytest.param(
-    ("RECORD", "uv_cache.json"), marks=pytest.mark.xfail(reason="`drop` rewrites a RECORD that is finished already")
-)
+RECORD_FIRST = ("RECORD", "uv_cache.json")
 
 
 @pytest.mark.parametrize("names", [RECORD_FIRST, ("uv_cache.json", "RECORD")])

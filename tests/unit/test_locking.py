@@ -145,14 +145,14 @@ def test_a_base_from_an_image_asks_no_archive(world: World, tmp_path: Path, monk
 def test_the_date_alone_is_changed(path: Path, line: str, changed: str) -> None:
     text = "# head\n" + TINY.replace("as_of: 2026-03-01", line) + "# tail\n"
     path.write_text(text)
-    locking.set_as_of(path, "2026-04-01")
-    assert path.read_text() == text.replace(line, changed)
+    assert locking.with_as_of(path, "2026-04-01") == text.replace(line, changed)
+    assert path.read_text() == text, "written by `make_lock`, once the date has a resolution"
 
 
 @pytest.mark.parametrize("day", ["2026-13-01", "20260401", "tomorrow", "2026-W14-3", "2026-04-01\nx: 1", ""])
 def test_what_is_no_date(path: Path, day: str) -> None:
     with pytest.raises(UsageError) as caught:
-        locking.set_as_of(path, day)
+        locking.with_as_of(path, day)
     assert str(caught.value) == f"error: `{day}` is not a date\n  because: `--as-of` takes YYYY-MM-DD"
     assert path.read_text() == TINY
 
@@ -160,5 +160,5 @@ def test_what_is_no_date(path: Path, day: str) -> None:
 def test_a_date_that_is_not_on_a_line_of_its_own(path: Path) -> None:
     path.write_text("{" + ", ".join(line for line in TINY.splitlines()) + "}\n")
     with pytest.raises(LockError) as caught:
-        locking.set_as_of(path, "2026-04-01")
+        locking.with_as_of(path, "2026-04-01")
     assert str(caught.value) == f"error: the matrix has no `as_of:` line of its own\n  at: {path}"

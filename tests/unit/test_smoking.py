@@ -87,6 +87,6 @@ def test_an_image_of_somebody_else(monkeypatch: pytest.MonkeyPatch) -> None:
         smoking.smoke("tiny", user=None)
     assert str(caught.value) == (
         "error: `tiny` is not an image of this builder\n"
-        "  because: it has no label `sglang-stack`\n"
+        "  because: it has no label `sglang-stack=image`\n"
         "  hint: the test needs the lock that the image was built from"
     )

@@ -13,7 +13,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     set -eu; \
     touch /opt/.start; \
     python3.11 -m venv --without-pip /opt/venv; \
-    python3 -P /mnt/tools/finish.py --epoch 1785542400 --start /opt/.start /opt
+    python3 -P /mnt/tools/finish.py --epoch 1577836800 --start /opt/.start /opt
 
 # templates/stages/torch.j2: torch and CUDA libraries, 29 wheels, 2.83 GB compressed
 FROM python AS torch
@@ -30,7 +30,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     install_from default /mnt/layer/default.txt; \
     rm -rf /opt/.tmp; \
     python3 -P /mnt/cuda/cuda_home.py --site-packages /opt/venv/lib/python3.11/site-packages --home /usr/local/cuda; \
-    python3 -P /mnt/tools/finish.py --epoch 1785542400 --start /opt/.start --compile /opt/venv/lib/python3.11/site-packages/torch --compile /opt/venv/lib/python3.11/site-packages/torchgen /opt /usr/local
+    python3 -P /mnt/tools/finish.py --epoch 1577836800 --start /opt/.start --compile /opt/venv/lib/python3.11/site-packages/torch --compile /opt/venv/lib/python3.11/site-packages/torchgen /opt /usr/local
 
 # templates/stages/kernels.j2: GPU kernels, 16 wheels, 943 MB compressed
 FROM torch AS kernels
@@ -46,7 +46,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     install_from default /mnt/layer/default.txt; \
     install_from default /mnt/layer/default.over.txt; \
     rm -rf /opt/.tmp; \
-    python3 -P /mnt/tools/finish.py --epoch 1785542400 --start /opt/.start /opt /usr/local
+    python3 -P /mnt/tools/finish.py --epoch 1577836800 --start /opt/.start /opt /usr/local
 
 # templates/stages/flashinfer.j2: flashinfer, 2 wheels, 462 MB compressed
 FROM kernels AS flashinfer
@@ -61,7 +61,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     . /mnt/tools/site.sh; \
     install_from default /mnt/layer/default.txt; \
     rm -rf /opt/.tmp; \
-    python3 -P /mnt/tools/finish.py --epoch 1785542400 --start /opt/.start /opt /usr/local
+    python3 -P /mnt/tools/finish.py --epoch 1577836800 --start /opt/.start /opt /usr/local
 
 # templates/stages/rest.j2: other wheels, 145 wheels, 333 MB compressed
 FROM flashinfer AS rest
@@ -76,7 +76,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     . /mnt/tools/site.sh; \
     install_from default /mnt/layer/default.txt; \
     rm -rf /opt/.tmp; \
-    python3 -P /mnt/tools/finish.py --epoch 1785542400 --start /opt/.start --compile /opt/venv/lib/python3.11/site-packages/transformers /opt /usr/local
+    python3 -P /mnt/tools/finish.py --epoch 1577836800 --start /opt/.start --compile /opt/venv/lib/python3.11/site-packages/transformers /opt /usr/local
 
 # templates/stages/proof_native.j2: the smoke test of everything below sglang, kept when only sglang changes
 FROM rest AS proof_native
@@ -93,7 +93,7 @@ RUN --network=none --mount=type=bind,source=smoke,target=/mnt/smoke \
     mkdir /proof && cd /proof && PYTHONPATH=/mnt/smoke PYTHONDONTWRITEBYTECODE=1 \
     python3 -m builder.smoke native --spec /mnt/native.json --out /proof/native.json
 
-# templates/stages/sglang.j2: sglang, 1 wheels, 12.8 MB compressed
+# templates/stages/sglang.j2: sglang, 1 wheel, 12.8 MB compressed
 FROM rest AS sglang
 RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,source=tools,target=/mnt/tools \
@@ -106,7 +106,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     . /mnt/tools/site.sh; \
     install_from default /mnt/layer/default.txt; \
     rm -rf /opt/.tmp; \
-    python3 -P /mnt/tools/finish.py --epoch 1785542400 --start /opt/.start --compile /opt/venv/lib/python3.11/site-packages/sglang /opt /usr/local
+    python3 -P /mnt/tools/finish.py --epoch 1577836800 --start /opt/.start --compile /opt/venv/lib/python3.11/site-packages/sglang /opt /usr/local
 
 # templates/stages/proof_sglang.j2: the smoke test of sglang on top; the image exists only if both passed
 FROM sglang AS proof_sglang
@@ -135,7 +135,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     touch /opt/.start; \
     mkdir /opt/sglang-stack; \
     cp -R /mnt/smoke/builder /mnt/proof/. /mnt/passed/smoke.json /opt/sglang-stack/; \
-    python3 -P /mnt/tools/finish.py --epoch 1785542400 --start /opt/.start /opt
+    python3 -P /mnt/tools/finish.py --epoch 1577836800 --start /opt/.start /opt
 ENV PATH=/opt/venv/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     CUDA_HOME=/usr/local/cuda \
     XDG_CACHE_HOME=/var/cache/sglang-stack \

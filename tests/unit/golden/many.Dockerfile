@@ -13,9 +13,9 @@ RUN --mount=type=tmpfs,target=/mnt \
     set -eu; \
     touch /opt/.start; \
     python3.11 -m venv --without-pip /opt/venv; \
-    python3 -P /mnt/tools/finish.py --epoch 1772323200 --start /opt/.start /opt
+    python3 -P /mnt/tools/finish.py --epoch 1577836800 --start /opt/.start /opt
 
-# templates/stages/torch.j2: torch and CUDA libraries, 1 wheels, 500 MB compressed
+# templates/stages/torch.j2: torch and CUDA libraries, 1 wheel, 500 MB compressed
 FROM python AS torch
 RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,source=tools,target=/mnt/tools \
@@ -29,9 +29,9 @@ RUN --mount=type=tmpfs,target=/mnt \
     . /mnt/tools/site.sh; \
     install_from default /mnt/layer/default.txt; \
     rm -rf /opt/.tmp; \
-    python3 -P /mnt/tools/finish.py --epoch 1772323200 --start /opt/.start --compile /opt/venv/lib/python3.11/site-packages/torch --compile /opt/venv/lib/python3.11/site-packages/torchgen /opt /usr/local
+    python3 -P /mnt/tools/finish.py --epoch 1577836800 --start /opt/.start --compile /opt/venv/lib/python3.11/site-packages/torch --compile /opt/venv/lib/python3.11/site-packages/torchgen /opt /usr/local
 
-# templates/stages/kernels.j2: GPU kernels, 1 wheels, 0 B compressed
+# templates/stages/kernels.j2: GPU kernels, 1 wheel
 FROM torch AS kernels
 RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,source=tools,target=/mnt/tools \
@@ -45,7 +45,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     . /mnt/tools/site.sh; \
     install_from files /mnt/layer/files.txt; \
     rm -rf /opt/.tmp; \
-    python3 -P /mnt/tools/finish.py --epoch 1772323200 --start /opt/.start /opt /usr/local
+    python3 -P /mnt/tools/finish.py --epoch 1577836800 --start /opt/.start /opt /usr/local
 
 # templates/stages/flashinfer.j2: nothing of it is in this stack
 FROM kernels AS flashinfer
@@ -65,7 +65,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     install_from default /mnt/layer/default.txt; \
     install_from site /mnt/layer/site.txt; \
     rm -rf /opt/.tmp; \
-    python3 -P /mnt/tools/finish.py --epoch 1772323200 --start /opt/.start /opt /usr/local
+    python3 -P /mnt/tools/finish.py --epoch 1577836800 --start /opt/.start /opt /usr/local
 
 # templates/stages/proof_native.j2: the smoke test of everything below sglang, kept when only sglang changes
 FROM rest AS proof_native
@@ -116,7 +116,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     touch /opt/.start; \
     mkdir /opt/sglang-stack; \
     cp -R /mnt/smoke/builder /mnt/proof/. /mnt/passed/smoke.json /opt/sglang-stack/; \
-    python3 -P /mnt/tools/finish.py --epoch 1772323200 --start /opt/.start /opt
+    python3 -P /mnt/tools/finish.py --epoch 1577836800 --start /opt/.start /opt
 ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     XDG_CACHE_HOME=/var/cache/sglang-stack \
     FLASHINFER_WORKSPACE_BASE=/var/cache/sglang-stack \

@@ -13,7 +13,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     set -eu; \
     touch /opt/.start; \
     python3.11 -m venv --without-pip /opt/venv; \
-    python3 -P /mnt/tools/finish.py --epoch 1772323200 --start /opt/.start /opt
+    python3 -P /mnt/tools/finish.py --epoch 1577836800 --start /opt/.start /opt
 
 # templates/stages/torch.j2: nothing of it is in this stack
 FROM python AS torch
@@ -24,7 +24,7 @@ FROM torch AS kernels
 # templates/stages/flashinfer.j2: nothing of it is in this stack
 FROM kernels AS flashinfer
 
-# templates/stages/rest.j2: other wheels, 1 wheels, 1 kB compressed
+# templates/stages/rest.j2: other wheels, 1 wheel, 1 kB compressed
 FROM flashinfer AS rest
 RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,source=tools,target=/mnt/tools \
@@ -37,7 +37,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     . /mnt/tools/site.sh; \
     install_from default /mnt/layer/default.txt; \
     rm -rf /opt/.tmp; \
-    python3 -P /mnt/tools/finish.py --epoch 1772323200 --start /opt/.start /opt /usr/local
+    python3 -P /mnt/tools/finish.py --epoch 1577836800 --start /opt/.start /opt /usr/local
 
 # templates/stages/proof_native.j2: the smoke test of everything below sglang, kept when only sglang changes
 FROM rest AS proof_native
@@ -82,7 +82,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     touch /opt/.start; \
     mkdir /opt/sglang-stack; \
     cp -R /mnt/smoke/builder /mnt/proof/. /mnt/passed/smoke.json /opt/sglang-stack/; \
-    python3 -P /mnt/tools/finish.py --epoch 1772323200 --start /opt/.start /opt
+    python3 -P /mnt/tools/finish.py --epoch 1577836800 --start /opt/.start /opt
 ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     XDG_CACHE_HOME=/var/cache/sglang-stack \
     FLASHINFER_WORKSPACE_BASE=/var/cache/sglang-stack \
