@@ -61,8 +61,10 @@ def lock_base(matrix: Matrix, settings: Settings) -> Base:
 @contextlib.contextmanager
 def _request(matrix: Matrix, reference: str | None, settings: Settings, digest: str) -> Iterator[BuildRequest]:
     with tempfile.TemporaryDirectory(prefix="builder-base-") as temporary:
-        context = Path(temporary) / "context"
-        context.mkdir()
+        # One folder for all: the engine keeps a copy of each context, by its path, and the root file system is large.
+        context = settings.cache / "contexts" / "os-base"
+        shutil.rmtree(context, ignore_errors=True)
+        context.mkdir(parents=True)
         shutil.copy(Path(base.__file__).parent / "smoke" / "finish.py", context / "finish.py")
         arguments = {"KIND": matrix.base.kind, "EPOCH": str(base.EPOCH)}
         secrets = {"ca": settings.ca} if settings.ca else {}

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +73,27 @@ def _records(engine: Engine, buildx: Buildx) -> list[dict[str, Any]]:
     argv = [*buildx.argv, "du", "--verbose"]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
     found = []
+    parents: dict[str, list[str]] = {}
     for block in done.stdout.split("\n\n"):
         fields = dict(re.findall(r"^([A-Za-z ]+):[ \t]+(.*)$", block, flags=re.MULTILINE))
         what = fields.get("Description", "")
-        if "ID" in fields and _OUR_STEPS.match(what):
+        if "ID" not in fields:
+            continue
+        parents[fields["ID"]] = re.findall(r"\w+", fields.get("Parents") or fields.get("Parent") or "")
+        if _OUR_STEPS.match(what):
             found.append({"id": fields["ID"], "bytes": _bytes(fields.get("Size", "0B")), "what": what[:80]})
-    return found
+    # A record with children cannot be removed: the farthest from the root come first.
+    return sorted(found, key=lambda record: -_depth(record["id"], parents))
+
+
+def _depth(identifier: str, parents: Mapping[str, Sequence[str]]) -> int:
+    """How many records lie below this one, along its longest line."""
+    level, seen = [identifier], 0
+    # Bounded: what an engine says is not trusted to have no circle.
+    while level and seen <= len(parents):
+        level = [parent for each in level for parent in parents.get(each, ())]
+        seen += 1
+    return seen
 
 
 def _bytes(text: str) -> int:

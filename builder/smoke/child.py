@@ -1,4 +1,4 @@
-"""Processes of their own: a private, empty home, nothing that a working folder could shadow, and nothing left behind."""
+"""Processes of their own: a private, empty home, nothing that a working folder could shadow, nothing left behind."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Workspace:
         return self.root / "stub"
 
     def environment(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-        """The caller's environment, less what shadows, with every cache inside the workspace and the stub to be found."""
+        """The caller's environment, less what shadows; every cache inside the workspace, and the stub to be found."""
         env = {name: value for name, value in os.environ.items() if name not in _DROPPED}
         places = [path for path in env.get("LD_LIBRARY_PATH", "").split(":") if path]
         env.update(

@@ -1,4 +1,4 @@
-"""The compilers work for each GPU target, without a GPU: `nvcc` compiles and links, `triton` builds, `flashinfer` asks right."""
+"""The compilers work for each GPU target, without a GPU: `nvcc`, `triton`, and what `flashinfer` asks nvcc for."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _report_nvcc(result: Result, gpu: Gpu, what: str, said: str) -> None:
     if "Unsupported .version" in said:
         hint = "cicc (nvidia-nvvm) is newer than ptxas (nvidia-cuda-nvcc): `compiler-coherent` names the versions"
     elif "cannot find -l" in said:
-        hint = "CUDA_HOME lacks what a linker looks for: lib64 with unversioned names, lib64/stubs/libcuda.so, a real `bin`"
+        hint = "CUDA_HOME lacks what a linker looks for: lib64 with unversioned names, lib64/stubs, a real `bin`"
     elif "Unsupported gpu architecture" in said or "is not defined for option" in said:
         hint = "this nvcc is too old for that target"
     result.add(
@@ -122,7 +122,7 @@ def _child(native: Native, script: str, *arguments: str) -> tuple[Outcome, list[
 
 
 def check_triton(native: Native, ledger: Ledger) -> Result:
-    """Triton compiles a kernel for each target with its own ptxas, and its driver and launcher modules with the C compiler."""
+    """Triton compiles a kernel for each target with its own ptxas, and its C modules with the C compiler."""
     spec = native.spec
     locked = spec.locked("triton")
     if locked is None:
@@ -216,6 +216,7 @@ def _check_flags(result: Result, gpu: Gpu, answer: dict[str, str]) -> None:
         result.add(
             "error",
             gpu.flashinfer,
-            f"flashinfer would compile for {' '.join(targets) or 'no target'}, the target {gpu.flashinfer} is `{wanted}`",
+            f"flashinfer would compile for {' '.join(targets) or 'no target'}, "
+            f"the target {gpu.flashinfer} is `{wanted}`",
             because=f"with FLASHINFER_CUDA_ARCH_LIST={gpu.flashinfer} in the environment, as a server's workers set it",
         )

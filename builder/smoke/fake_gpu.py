@@ -1,8 +1,8 @@
 """Makes `torch.cuda` say that one GPU of a given compute capability is there, so that imports take the CUDA path.
 
-A script's helper, loaded from its file in isolated children: standard library only, nothing of this package. Only what is
-asked at import is faked: availability, count, capability, name, properties, free memory. Whatever touches the device
-afterwards fails as it does without a GPU.
+A script's helper, loaded from its file in isolated children: standard library only, nothing of this package. Only what
+is asked at import is faked: availability, count, capability, name, properties, free memory. Whatever touches the
+device afterwards fails as it does without a GPU.
 """
 
 from __future__ import annotations

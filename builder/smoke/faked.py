@@ -1,4 +1,4 @@
-"""sglang with a GPU faked: `imports-faked` (its server and all models) and `gated-imports` (what stands behind CUDA gates).
+"""sglang with a GPU faked: `imports-faked` (its server and all models), `gated-imports` (what CUDA gates hide).
 
 Both come from one process for each target, which imports as one server process would.
 """
@@ -16,7 +16,7 @@ from functools import cached_property
 from builder.smoke.child import Outcome, shorten
 from builder.smoke.cuda import home_environment
 from builder.smoke.gates import GatedImport, find, words_of
-from builder.smoke.imports import excused, hint, report_module
+from builder.smoke.imports import excused, hint, report_modules
 from builder.smoke.ledger import Ledger
 from builder.smoke.native import Native
 from builder.smoke.report import Finding, Result, count, not_applicable
@@ -122,10 +122,9 @@ def check_imports_faked(faked: Faked, ledger: Ledger) -> Result:
                 because=run.outcome.tail(),
             )
             continue
-        for module in faked.modules:
-            result.looked_at += 1
-            if error := run.failures.get((module, "")):
-                report_module(native, ledger, result, "imports-faked", module, error, run.gpu.capability)
+        result.looked_at += len(faked.modules)
+        failures = {module: run.failures[module, ""] for module in faked.modules if (module, "") in run.failures}
+        report_modules(native, ledger, result, "imports-faked", failures, run.gpu.capability)
         _report_swallowed(native, ledger, result, run)
     result.detail = f"{count(len(faked.modules), 'module')} as on {_targets(native)}"
     ledger.settle("imports-faked", result, native.scope, [gpu.capability for gpu in native.spec.gpus])
@@ -208,5 +207,5 @@ def _report_gated(native: Native, ledger: Ledger, result: Result, item: GatedImp
         item.where,
         message,
         because="\n".join(lines[-5:-1]),
-        hint=f"{top} is not in the lock, and the import is optional" if optional else hint(error),
+        hint=f"{top} is not in the lock, and the import is optional" if optional else hint(native, error),
     )

@@ -1,8 +1,8 @@
 """Which module-level imports of a file only a CUDA machine runs, found by AST.
 
-Without a GPU, `is_cuda()` and its kin are false, so a plain import never sees these lines. A line counts as gated when it is
-in a branch that a test about the platform selects on a CUDA machine: other platforms are false there, CUDA true, and what
-depends on the model of GPU may be either.
+Without a GPU, `is_cuda()` and its kin are false, so a plain import never sees these lines. A line counts as gated when
+it is in a branch that a test about the platform selects on a CUDA machine: other platforms are false there, CUDA true,
+and what depends on the model of GPU may be either.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class GatedImport:
-    """`from module import name` (name empty for `import module`) at file:line; ``guarded``: inside try with a handler."""
+    """`from module import name` (empty for `import module`) at file:line; ``guarded``: in a try that catches it."""
 
     file: str
     line: int

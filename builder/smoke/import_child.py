@@ -1,8 +1,8 @@
 """Runs isolated in a child: a fork server for imports. Each module is imported in a fork of its own.
 
-`import_child.py SITE_PACKAGES WORKERS WARM…`: WARM are modules that are imported before forking, since all of the forks
-would import them anyway (what fails there is left to the forks). Reads one module name a line; answers one JSON object a
-line: {"module", "code", "said"}. A script of its own.
+`import_child.py SITE_PACKAGES WORKERS WARM…`: WARM are modules that are imported before forking, since all of the
+forks would import them anyway (what fails there is left to the forks). Reads one module name a line; answers one JSON
+object a line: {"module", "code", "said"}. A script of its own.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from builder.smoke.child import Outcome, describe_end, shorten
 from builder.smoke.cuda import home_environment
 from builder.smoke.ledger import Ledger
 from builder.smoke.native import Native
-from builder.smoke.report import Result, count, not_applicable
+from builder.smoke.report import Result, count, not_applicable, some
 
 _TIMEOUT = 900.0
 # Lines of a traceback in a finding.
@@ -25,6 +25,7 @@ def check_imports(native: Native, ledger: Ledger) -> Result:
     result = Result(0, len(modules), "modules", ", ".join(modules))
     outcome, answers = _serve(native)
     left_out: set[str] = set()
+    failures: dict[str, str] = {}
     for module in modules:
         answer = answers.get(module)
         if answer is None:
@@ -39,7 +40,8 @@ def check_imports(native: Native, ledger: Ledger) -> Result:
             continue
         if code != 3:
             said = f"{said}\nthe process that imports it {describe_end(code)}"
-        report_module(native, ledger, result, "imports", module, said, "")
+        failures[module] = said
+    report_modules(native, ledger, result, "imports", failures, "")
     if outcome.code != 0:
         result.add("error", "imports", f"the process that imports {outcome.ended}", because=outcome.tail())
     if left_out:
@@ -65,15 +67,31 @@ def _serve(native: Native) -> tuple[Outcome, dict[str, dict[str, object]]]:
     return outcome, answers
 
 
-def report_module(
-    native: Native, ledger: Ledger, result: Result, check: str, module: str, said: str, capability: str
+def report_modules(
+    native: Native, ledger: Ledger, result: Result, check: str, failures: dict[str, str], capability: str
 ) -> None:
-    """A module that did not import: ``said`` ends with the last line of a traceback, or with how its process ended."""
-    lines = [line.replace(f"{native.tree.site_packages}/", "") for line in said.splitlines() if line.strip()]
+    """Modules that did not import, and what was said: the end of a traceback, or how the process ended.
+
+    Modules that fail at the same place with the same words are one finding.
+    """
     on = f" as on GPU {capability}" if capability else ""
-    text = f"`import {module}`{on} fails: {shorten(lines[-1] if lines else 'it says nothing', 300)}"
-    if not excused(native, ledger, check, module, f"{text}\n{said}", capability):
-        result.add("error", module, text, because="\n".join(lines[-_LINES - 1 : -1]), hint=hint(said))
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for module, said in failures.items():
+        lines = [line.replace(f"{native.tree.site_packages}/", "") for line in said.splitlines() if line.strip()]
+        last = shorten(lines[-1] if lines else "it says nothing", 300)
+        if not excused(native, ledger, check, module, f"`import {module}`{on} fails: {last}\n{said}", capability):
+            groups.setdefault((last, *lines[-3:-1]), []).append(module)
+    for (last, *_), modules in groups.items():
+        said = failures[modules[0]]
+        lines = [line.replace(f"{native.tree.site_packages}/", "") for line in said.splitlines() if line.strip()]
+        rest = f", and so {'does' if len(modules) == 2 else 'do'} {some(modules[1:], 8)}" if len(modules) > 1 else ""
+        result.add(
+            "error",
+            modules[0],
+            f"`import {modules[0]}`{on} fails: {last}{rest}",
+            because="\n".join(lines[-_LINES - 1 : -1]),
+            hint=hint(native, said),
+        )
 
 
 def excused(native: Native, ledger: Ledger, check: str, module: str, words: str, capability: str) -> bool:
@@ -86,10 +104,20 @@ def excused(native: Native, ledger: Ledger, check: str, module: str, words: str,
     return False
 
 
-def hint(said: str) -> str:
-    """What a traceback tells a user to do, if it is one of the known kinds."""
+def hint(native: Native, said: str) -> str:
+    """What a traceback tells a user to do: what is missing, or whose code raised."""
     if match := re.search(r"No module named '([^']+)'", said):
         return f"no wheel of the lock brings `{match.group(1)}`, or the file was removed: see `record`"
     if "cannot open shared object file" in said or "undefined symbol" in said:
         return "the native part's `needed`, `symbols` and `load` name the file"
-    return ""
+    frames = re.findall(r'^ *File "([^"<]+)", line', said, re.MULTILINE)
+    owners = [native.tree.owner(frame) for frame in frames]
+    owner = owners[-1] if owners else None
+    if owner is None or owner.name in native.scope:
+        return ""
+    raised = f"`{native.tree.relative(frames[-1])}` of {owner} raised it"
+    callers = [i for i, item in enumerate(owners) if item is not None and item is not owner]
+    if not callers:
+        return raised
+    caller = f"`{native.tree.relative(frames[callers[-1]])}` of {owners[callers[-1]]}"
+    return f"{raised}, called from {caller}: these versions do not go together"

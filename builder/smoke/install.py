@@ -313,15 +313,16 @@ def check_ownership(spec: Spec, tree: Tree, *, native: bool) -> Result:
             result.add(
                 "note",
                 shared.wins,
-                f"{count(len(used[shared.id]), 'file')} of {' and '.join(present)} differ, and {shared.wins}'s are installed: "
-                f"{some(used[shared.id])}",
+                f"{count(len(used[shared.id]), 'file')} of {' and '.join(present)} differ, and {shared.wins}'s "
+                f"are installed: {some(used[shared.id])}",
                 source=shared.source,
             )
         elif len(present) == len(shared.distributions):
             result.add(
                 "error",
                 shared.id,
-                f"`shared_files` entry `{shared.id}` is of no use: {' and '.join(present)} share no file that differs: remove it",
+                f"`shared_files` entry `{shared.id}` is of no use: {' and '.join(present)} share no file that differs: "
+                "remove it",
                 rule="exception",
                 hint="the entry is in builder/facts/smoke.yaml",
             )
@@ -353,7 +354,7 @@ def _report_import_packages(result: Result, distributions: Iterable[Distribution
 
 
 def _loses(spec: Spec, tree: Tree, distribution: str, path: str) -> bool:
-    """Whether a ledger entry gives this file to another distribution that has it too: that one's RECORD must be right."""
+    """Whether the facts give this file to another distribution that has it too: that one's RECORD must be right."""
     owners = [owner.name for owner, _ in tree.owners[path]]
     if len(owners) < 2:
         return False

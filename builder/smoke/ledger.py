@@ -1,7 +1,7 @@
 """Known exceptions (design, decision 9): what may fail, in which words; and what no longer does.
 
-A failure that an entry names passes and is listed; anything else fails; an entry that applies but whose file is absent or
-no longer fails is a failure itself, so that the ledger cannot outlive its reasons.
+A failure that an entry names passes and is listed; anything else fails; an entry that applies but whose file is absent
+or no longer fails is a failure itself, so that the ledger cannot outlive its reasons.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Ledger:
     def excuses(self, check: str, distribution: str, file: str, words: str, gpu: str | None = None) -> str | None:
         """The id of the entry that names this failure, or None: then it is a failure.
 
-        ``words`` is all that the check has to say about it; ``gpu`` the target's capability, where the check has targets.
+        ``words`` is all that the check has to say about it; ``gpu`` the target's capability, where the check has
+        targets.
         """
         for entry in self._entries:
             if (
@@ -42,7 +43,8 @@ class Ledger:
     def settle(self, check: str, result: Result, scope: Iterable[str], gpus: Iterable[str] = ()) -> None:
         """After a check: list the entries it used, and report those that apply but no longer fail.
 
-        ``scope`` are the normalised names of the distributions that the check looked at; ``gpus`` the targets it ran for.
+        ``scope`` are the normalised names of the distributions that the check looked at; ``gpus`` the targets it ran
+        for.
         """
         names, targets = frozenset(scope), list(gpus)
         for entry in self._entries:
@@ -74,8 +76,8 @@ class Ledger:
                         rule="exception",
                         because=f"`{file}` of {distribution} passes `{check}`{target}, "
                         f"or fails it in other words than `{entry.words}`",
-                        hint="the entry is in builder/facts/exceptions.yaml; narrow its `file`, `versions` or `checks`, "
-                        "or take it out",
+                        hint="the entry is in builder/facts/exceptions.yaml; narrow its `file`, `versions` or "
+                        "`checks`, or take it out",
                     )
         if result.exceptions:
             result.detail += f"; {count(len(result.exceptions), 'known exception')}"

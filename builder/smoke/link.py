@@ -1,4 +1,4 @@
-"""Would the loader accept each native file: `needed` (libraries) and `symbols` (names and versions), from the files alone."""
+"""Would the loader accept each native file: `needed` (libraries) and `symbols` (names, versions), from the files alone."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _report_unreadable(file: NativeFile, result: Result, ledger: Ledger) -> None
 
 
 def _missing(native: Native, file: NativeFile, closure: Closure) -> list[str]:
-    """Needed names that were not found: by the file itself, or by a file that no wheel brings (so nobody else reports it)."""
+    """Needed names not found: by the file itself, or by a file that no wheel brings (nobody else reports it)."""
     root = closure.objects[0]
     names = {
         name

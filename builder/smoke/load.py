@@ -1,4 +1,4 @@
-"""`load`: every shared object opened with RTLD_NOW, in a process of its own, after `import torch`, with the stub driver."""
+"""`load`: each shared object opened with RTLD_NOW in a process of its own, after `import torch`, with the stub."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from builder.smoke.ledger import Ledger
 from builder.smoke.native import Native, NativeFile
 from builder.smoke.report import Result, count
 
-# Seconds for one file. The slowest of the real stack, flash_ops with 1.7 GB, takes under 3 when it is not in the page cache.
+# Seconds for one file. The slowest of the real stack, flash_ops with 1.7 GB, takes under 3 from a cold page cache.
 FILE_TIMEOUT = 60.0
 _ALL_TIMEOUT = 1200.0
 

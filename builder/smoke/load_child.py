@@ -1,8 +1,8 @@
 """Runs isolated in a child: a fork server. Imports torch once, then opens each file in a fork of its own.
 
-Reads one JSON object a line from standard input: {"path", "first"}, where ``first`` lists libraries to open before, each with
-whether RTLD_GLOBAL. Answers one a line: {"path", "code", "error", "seconds"}; ``code`` is the exit status, negative for a
-signal, null for one that took too long. A script of its own.
+Reads one JSON object a line from standard input: {"path", "first"}, where ``first`` lists libraries to open before,
+each with whether RTLD_GLOBAL. Answers one a line: {"path", "code", "error", "seconds"}; ``code`` is the exit status,
+negative for a signal, null for one that took too long. A script of its own.
 """
 
 from __future__ import annotations

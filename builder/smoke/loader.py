@@ -3,10 +3,10 @@
 Modelled on ld.so(8) and glibc's elf/dl-load.c and dl-lookup.c:
 
 * a needed name that equals the soname (or name) of an object already loaded is that object;
-* otherwise DT_RPATH of the object that needs it and of those that led to it (unless it has DT_RUNPATH), LD_LIBRARY_PATH,
-  its DT_RUNPATH, `/etc/ld.so.cache`, then the default folders;
-* a symbol is looked up in the global scope (program and closure, and what was opened RTLD_GLOBAL), then breadth first in
-  the opened file's own closure.
+* otherwise DT_RPATH of the object that needs it and of those that led to it (unless it has DT_RUNPATH),
+  LD_LIBRARY_PATH, its DT_RUNPATH, `/etc/ld.so.cache`, then the default folders;
+* a symbol is looked up in the global scope (program and closure, and what was opened RTLD_GLOBAL), then breadth first
+  in the opened file's own closure.
 """
 
 from __future__ import annotations
@@ -147,8 +147,8 @@ class Loader:
     def scope(self, closure: Closure) -> list[Object]:
         """Where symbols of the closure's first object are looked up, in order.
 
-        An object that is already loaded was bound when it was: in the scope of whatever opened it, which is among what is
-        loaded.
+        An object that is already loaded was bound when it was: in the scope of whatever opened it, which is among what
+        is loaded.
         """
         root = closure.objects[0]
         others = list(self.loaded.values()) if any(item.path == root.path for item in self.loaded.values()) else []
@@ -231,7 +231,7 @@ def _expand(folders: Sequence[str], item: Object) -> list[str]:
 
 
 def read_cache(path: Path) -> dict[str, list[str]]:
-    """`/etc/ld.so.cache`: folders' libraries by soname, in the loader's order. Empty when absent or of another format."""
+    """`/etc/ld.so.cache`: libraries by soname, in the loader's order. Empty when absent or of another format."""
     try:
         data = path.read_bytes()
     except OSError:

@@ -154,7 +154,7 @@ class Reporter:
         started, used = time.monotonic(), _cpu_seconds()
         try:
             result = check()
-        except Exception as error:  # noqa: BLE001 - a check that breaks has proven nothing: say so and go on with the others
+        except Exception as error:  # noqa: BLE001 - it has proven nothing: say so, go on
             result = Result(unit="files", detail="the check itself broke")
             place = _place(error)
             result.add("error", name, f"the check broke: {type(error).__name__}: {error}", because=place)

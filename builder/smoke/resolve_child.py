@@ -1,10 +1,10 @@
 """Runs isolated in a child: resolve (module, name) pairs with a GPU faked. A script of its own.
 
-`resolve_child.py SITE_PACKAGES CAPABILITY WARM…`; reads a JSON list of pairs from standard input, prints one JSON object:
-{"failures": [[module, name, error]], "alone": [module, …], "said": what they printed}. WARM are modules that are imported
-before forking, torch first. One fork resolves the pairs in the order given, as one server process would; what fails there
-is tried again in a fork of its own, since what was imported before may be the cause: ``alone`` lists the modules that then
-resolved.
+`resolve_child.py SITE_PACKAGES CAPABILITY WARM…`; reads a JSON list of pairs from standard input, prints one JSON
+object: {"failures": [[module, name, error]], "alone": [module, …], "said": what they printed}. WARM are modules that
+are imported before forking, torch first. One fork resolves the pairs in the order given, as one server process would;
+what fails there is tried again in a fork of its own, since what was imported before may be the cause: ``alone`` lists
+the modules that then resolved.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def resolve(module: str, name: str, broken: dict[str, str]) -> str:
     try:
         found = importlib.import_module(module)
     except BaseException:  # noqa: BLE001 - what a module raises is the answer
-        broken[module] = traceback.format_exc(limit=-4)
+        broken[module] = traceback.format_exc(limit=-8)
         return broken[module]
     if not name or hasattr(found, name):
         return ""
@@ -42,9 +42,9 @@ def resolve(module: str, name: str, broken: dict[str, str]) -> str:
     except ModuleNotFoundError as error:
         if error.name == f"{module}.{name}":
             return f"ImportError: cannot import name '{name}' from '{module}'"
-        return traceback.format_exc(limit=-4)
+        return traceback.format_exc(limit=-8)
     except BaseException:  # noqa: BLE001 - what a module raises is the answer
-        return traceback.format_exc(limit=-4)
+        return traceback.format_exc(limit=-8)
     return ""
 
 

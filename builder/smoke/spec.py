@@ -57,8 +57,8 @@ class Gpu:
 class ExceptionEntry:
     """One entry of the ledger: these files of this distribution fail these checks, in these words, by design.
 
-    ``file`` is a glob over paths relative to site-packages, ``words`` a substring of what the check says, ``gpu`` the one
-    target that the entry is for (None: all). The host leaves out entries whose versions do not apply.
+    ``file`` is a glob over paths relative to site-packages, ``words`` a substring of what the check says, ``gpu`` the
+    one target that the entry is for (None: all). The host leaves out entries whose versions do not apply.
     """
 
     id: str
@@ -86,8 +86,8 @@ class SharedFiles:
 class Spec:
     """The whole spec.
 
-    ``native_lock`` is the ``lock`` that the spec of the native part alone has; ``facts`` is `smoke.yaml` as it stands, less
-    what has a field of its own here.
+    ``native_lock`` is the ``lock`` that the spec of the native part alone has; ``facts`` is `smoke.yaml` as it stands,
+    less what has a field of its own here.
     """
 
     matrix: str

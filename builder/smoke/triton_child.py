@@ -1,4 +1,4 @@
-"""Runs isolated in a child: Triton's driver module, then a kernel and its launcher for each target. A script of its own.
+"""Runs isolated in a child: Triton's driver module, a kernel and its launcher for each target. A script of its own.
 
 Prints one JSON object a line: {"what", "error"}. No GPU: the target is given, the driver library is the stub that
 TRITON_LIBCUDA_PATH names.

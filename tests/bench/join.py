@@ -21,13 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from uv import find_uv_bin
-
 from builder import bootstrap
-from builder.base import rootfs_path
 from builder.build import prepare
 from builder.engine import find_buildx
 from builder.layers import LayerPlan
+from builder.osimage import locked_rootfs
 from builder.settings import load as settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -186,14 +184,11 @@ def main() -> int:
     arguments = parser.parse_args()
     prepared = prepare(ROOT / "matrices" / f"{arguments.matrix}.yaml")
     plan = prepared.rendered.plan
-    rootfs = rootfs_path(prepared.lock.base, settings())
-    if not rootfs.is_file():
-        raise SystemExit("the OS was not bootstrapped yet: run `make image` once")
+    rootfs = locked_rootfs(prepared.loaded.matrix, prepared.lock, settings())
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="bench-", dir=bootstrap.TOOLS) as temporary:
         context = Path(temporary) / "context"
         prepared.rendered.write(context)
-        shutil.copy(find_uv_bin(), context / "tools" / "uv")
         os.link(rootfs, context / "rootfs.tar")
         for store in arguments.stores.split(","):
             for kind, output in OUTPUTS[store].items():

@@ -81,6 +81,25 @@ def test_module_that_needs_what_no_wheel_brings(site: Site) -> None:
     )
 
 
+def test_module_that_another_distribution_refuses(site: Site) -> None:
+    site.wheel("kernels", "0.17.0", {"kernels/layer.py": "raise ValueError('Either a revision or a version')\n"})
+    sglang(site, {"sglang/a.py": "import kernels.layer\n"}, "sglang.a")
+    assert plain(site)[1].splitlines()[-1] == (
+        "  hint: `kernels/layer.py` of kernels 0.17.0 raised it, called from `sglang/a.py` of sglang 0.5.15: these versions do "
+        "not go together"
+    )
+
+
+def test_modules_that_fail_alike_are_one_finding(site: Site) -> None:
+    files = {"sglang/bad.py": "raise ValueError('no')\n", **{f"sglang/{m}.py": "import sglang.bad\n" for m in "abc"}}
+    sglang(site, files, "sglang.a", "sglang.b", "sglang.c")
+    check, text = plain(site)
+    assert (check.looked_at, len(check.findings)) == (3, 1)
+    assert text.splitlines()[0] == (
+        "error: `import sglang.a` fails: ValueError: no, and so do `sglang.b`, `sglang.c` [imports]"
+    )
+
+
 def test_module_that_ends_the_process(site: Site) -> None:
     files = {"sglang/a.py": "import os\nprint('oh no')\nos.abort()\n", "sglang/b.py": "raise SystemExit(0)\n"}
     sglang(site, files, "sglang.a", "sglang.b")
