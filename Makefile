@@ -49,7 +49,7 @@ index: venv
 	$(BIN)/pytest tests/index -q -m index
 
 images: venv tools engine
-	$(BIN)/pytest tests/image -q -m image
+	$(BIN)/pytest tests/image -q -m image --durations=20
 
 bench: venv tools
 	$(BIN)/python tests/bench/join.py

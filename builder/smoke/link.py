@@ -1,4 +1,4 @@
-"""Would the loader accept each native file: `needed` (libraries) and `symbols` (names, versions), from the files alone."""
+"""Would the loader accept each native file: `needed` (libraries) and `symbols` (names, versions), from files alone."""
 
 from __future__ import annotations
 
@@ -223,7 +223,8 @@ def _report_symbols(
             index = _by_base([*there, *(item for _, _, closure in unresolved for item in closure.objects)])
         for symbol in symbols[:3]:
             if near := nearest(symbol.name, index):
-                because.append(f"the nearest name there is: `{demangle([near])[near]}`, for `{plain[symbol.name]}`")
+                instead = f", for `{plain[symbol.name]}`" if symbol is not symbols[0] else ""
+                because.append(f"the nearest name there is: `{demangle([near])[near]}`{instead}")
         because += [f"also: {some(shown[1:], 4)}"] if rest else []
         hint = (
             f"take the version of {file.owner.shown} that was built for {provider}"

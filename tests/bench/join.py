@@ -87,18 +87,21 @@ def used(path: Path) -> int:
     return shutil.disk_usage(path).used
 
 
-def install(layers: list[str], epoch: int) -> str:
-    """The RUN that installs the wheels of `layers`; the same in every way, so that only the joining differs."""
+def install(layers: list[str], epoch: int | None) -> str:
+    """The RUN that installs the wheels of `layers`: the same in every way of joining, so that only that differs.
+
+    Without an epoch it is what a person types, with no times fixed: the one step that everything is compared with.
+    """
+    finish = f"; python3 -P /mnt/tools/finish.py --epoch {epoch} --start /opt/.start /opt" if epoch else ""
     mounts = " ".join(f"--mount=type=bind,source=layers/{name},target=/mnt/layers/{name}" for name in layers)
-    files = " ".join(f"-r /mnt/layers/{name}/default.txt" for name in layers)
+    files = " ".join(f"$(printf -- '-r %s ' /mnt/layers/{name}/*.txt)" for name in layers)
     return (
         "RUN --network=host --mount=type=tmpfs,target=/mnt --mount=type=bind,source=tools,target=/mnt/tools "
         f"{mounts} --mount=type=secret,id=ca,target=/mnt/secrets/ca "
         "set -eu; touch /opt/.start; export TMPDIR=/opt/.tmp; mkdir /opt/.tmp; "
         "if [ -s /mnt/secrets/ca ]; then export SSL_CERT_FILE=/mnt/secrets/ca; fi; "
         "/mnt/tools/uv pip install -q --no-cache --python /opt/venv/bin/python --no-deps --require-hashes "
-        f"--only-binary :all: {files}; rm -rf /opt/.tmp; "
-        f"python3 -P /mnt/tools/finish.py --epoch {epoch} --start /opt/.start /opt\n"
+        f"--only-binary :all: {files}; rm -rf /opt/.tmp{finish}\n"
     )
 
 
@@ -108,7 +111,7 @@ def dockerfile(way: str, plan: LayerPlan) -> str:
     head = "FROM scratch AS os\nADD rootfs.tar /\n"
     python = "FROM os AS python\nRUN --network=none python3 -m venv --without-pip /opt/venv\n"
     if way == "one-step":
-        return head + python + install(names, plan.epoch)
+        return head + python + install(names, None)
     if way == "runs":
         return head + python + "".join(install([name], plan.epoch) for name in names)
     link = "--link " if way == "copy-link" else ""

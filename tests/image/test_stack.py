@@ -28,10 +28,25 @@ Docker = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
-def made(engine: Engine) -> subprocess.CompletedProcess[str]:
+def tell(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Say something in the run's own output: what was built, how long it took. No test asserts a time."""
+    writer = request.config.get_terminal_writer()
+
+    def say(text: str) -> None:
+        writer.line()
+        writer.line(text)
+
+    return say
+
+
+@pytest.fixture(scope="module")
+def made(engine: Engine, tell: Callable[[str], None]) -> subprocess.CompletedProcess[str]:
     """`make image`, as a user types it."""
+    start = time.monotonic()
     done = subprocess.run(["make", "image"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    tell(done.stdout)
+    tell(f"make image: {time.monotonic() - start:.0f} s")
     return done
 
 
@@ -69,12 +84,12 @@ def test_the_proof_looked_at_everything(image: Image, engine: Engine) -> None:
     assert looked["load"] > 500 and looked["record"] > 70_000 and looked["symbols"] > 100_000
 
 
-def test_nothing_changed_takes_no_network(image: Image) -> None:
+def test_nothing_changed_takes_no_network(image: Image, tell: Callable[[str], None]) -> None:
     unshare = shutil.which("unshare")
     assert unshare is not None
     start = time.monotonic()
     done = subprocess.run([unshare, "-n", "make", "image"], cwd=ROOT, capture_output=True, text=True, check=False)
-    print(f"no-op: {time.monotonic() - start:.2f} s")
+    tell(f"make image with nothing changed, without network: {time.monotonic() - start:.2f} s")
     assert done.returncode == 0, done.stderr
     assert "nothing changed" in done.stdout
 
@@ -100,9 +115,18 @@ def other_patch_level(
 
 
 def test_another_sglang_changes_the_layers_above_and_no_other(
-    image: Image, other_patch_level: Path, engine: Engine, buildx: Buildx, settings: Settings
+    image: Image,
+    other_patch_level: Path,
+    engine: Engine,
+    buildx: Buildx,
+    settings: Settings,
+    tell: Callable[[str], None],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
+    start = time.monotonic()
     other = build_image(prepare(other_patch_level), engine, buildx, settings)
+    tell("".join(line for line in capfd.readouterr().err.splitlines(keepends=True) if not line.startswith(" ")))
+    tell(f"another patch level of sglang: {time.monotonic() - start:.0f} s, the smoke test's part included")
     same = [a == b for a, b in zip(image.diff_ids, other.diff_ids, strict=True)]
     below = len(same) - 2
     assert same == [True] * below + [False, False], "sglang and the proof differ, nothing below"

@@ -208,7 +208,7 @@ def test_kernel_that_was_built_for_another_torch(site: Site, build: Path) -> Non
         "error: `sgl_kernel/ops.so` of sglang-kernel 0.4.6 needs `c10::SymInt::g(long) const`, which torch 2.11.0 does not "
         "export [symbols]\n"
         "  because: this file was built for another torch\n"
-        "    the nearest name there is: `c10::SymInt::g(int) const`, for `c10::SymInt::g(long) const`\n"
+        "    the nearest name there is: `c10::SymInt::g(int) const`\n"
         "  hint: take the version of sglang-kernel that was built for torch 2.11.0"
     )
 
