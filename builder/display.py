@@ -151,6 +151,7 @@ class Display:
         self.console = console or Console(stderr=True, highlight=False)
         self._live = Live(console=self.console, auto_refresh=True, refresh_per_second=4, get_renderable=self.table)
         self._shown: dict[str, str] = {}
+        self._began = time.monotonic()
         self.terminal = self.console.is_terminal
 
     def __enter__(self) -> Self:
@@ -172,7 +173,8 @@ class Display:
             for stage_ in self.progress.stages.values():
                 if stage_.state and self._shown.get(stage_.name) != stage_.state:
                     self._shown[stage_.name] = stage_.state
-                    self.print(" ".join(row(stage_)))
+                    elapsed = time.monotonic() - self._began
+                    self.print(" ".join([f"[{elapsed:4.0f} s]", *filter(None, row(stage_))]))
 
     def print(self, line: str) -> None:
         """A line that stays, above the table."""

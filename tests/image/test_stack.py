@@ -45,6 +45,7 @@ def made(engine: Engine, tell: Callable[[str], None]) -> subprocess.CompletedPro
     start = time.monotonic()
     done = subprocess.run(["make", "image"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    tell("\n".join(line for line in done.stderr.splitlines() if not line.startswith(" ")))
     tell(done.stdout)
     tell(f"make image: {time.monotonic() - start:.0f} s")
     return done

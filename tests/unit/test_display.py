@@ -197,9 +197,9 @@ def test_where_stderr_is_no_terminal_each_change_is_a_line(clock: dict[str, floa
         shown.feed(vertex("[proof_native 2/2] RUN x", started="t"))
         shown.feed(log("[proof_native 2/2] RUN x", "ok  needed\n\n"))
     assert [line.rstrip() for line in out.getvalue().splitlines()] == [
-        "torch and CUDA libraries running 0/2 0 B/900 MB 0 s",
-        "torch and CUDA libraries done 2/2 900 MB/900 MB 5 s",
-        "smoke test, native part running   0 s",
+        "[   0 s] torch and CUDA libraries running 0/2 0 B/900 MB 0 s",
+        "[   5 s] torch and CUDA libraries done 2/2 900 MB/900 MB 5 s",
+        "[   5 s] smoke test, native part running 0 s",
         "    ok  needed",
     ]
 
