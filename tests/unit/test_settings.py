@@ -297,6 +297,7 @@ def test_a_child_gets_our_settings_and_nothing_of_other_tools(tmp_path: Path, mo
         "KEPT": "1",
         "UV_NO_CONFIG": "1",
         "UV_NO_PROGRESS": "1",
+        "COLUMNS": "1000",
         "SSL_CERT_FILE": str(tmp_path / "ca.pem"),
         "UV_DEFAULT_INDEX": "https://wheels.example/simple",
         "NETRC": str(tmp_path / "netrc"),
