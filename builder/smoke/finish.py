@@ -14,26 +14,30 @@ import os
 import py_compile
 import sys
 import warnings
-from collections.abc import Iterator
 
 # Written beside what is installed, by uv and by venv; no RECORD has them.
 DROPPINGS = ("uv_cache.json", "uv_build.json")
 
 
-def entries(top: str) -> Iterator[str]:
-    """Every path below `top` and `top` itself, children before their folder, links not followed, one file system."""
-    device = os.lstat(top).st_dev
-    stack = [(top, False)]
-    while stack:
-        path, seen = stack.pop()
-        status = os.lstat(path)
-        if not seen and os.path.isdir(path) and not os.path.islink(path):
-            if status.st_dev != device:
-                continue
-            stack.append((path, True))
-            stack += [(entry.path, False) for entry in os.scandir(path)]
-        else:
-            yield path
+def changed(top: str, start: int) -> list[str]:
+    """`top` and every path below it whose ctime is not before `start` (nanoseconds); links not followed, one file system.
+
+    One look at each entry: the environment has 100,000, and every layer has to look at all that are there by then.
+    """
+    status = os.lstat(top)
+    found = [top] if status.st_ctime_ns >= start else []
+    folders = [top]
+    while folders:
+        with os.scandir(folders.pop()) as listing:
+            for entry in listing:
+                seen = entry.stat(follow_symlinks=False)
+                if entry.is_dir(follow_symlinks=False):
+                    if seen.st_dev != status.st_dev:
+                        continue
+                    folders.append(entry.path)
+                if seen.st_ctime_ns >= start:
+                    found.append(entry.path)
+    return found
 
 
 def compile_package(path: str, workers: int) -> None:
@@ -46,16 +50,17 @@ def compile_package(path: str, workers: int) -> None:
         compileall.compile_file(path, quiet=2, invalidation_mode=mode)
 
 
-def drop(path: str) -> None:
-    """Remove an installer's dropping, and its line in the RECORD beside it."""
+def drop(path: str) -> bool:
+    """Remove an installer's dropping, and its line in the RECORD beside it; False if `path` is not one."""
     if not os.path.dirname(path).endswith(".dist-info"):
-        return
+        return False
     os.unlink(path)
     record = os.path.join(os.path.dirname(path), "RECORD")
     with open(record, encoding="utf-8", newline="") as file:
         lines = [line for line in file if os.path.basename(path) not in line.split(",")[0]]
     with open(record, "w", encoding="utf-8", newline="") as file:
         file.writelines(lines)
+    return True
 
 
 def finish(start_file: str, epoch: int, folders: list[str]) -> None:
@@ -66,16 +71,14 @@ def finish(start_file: str, epoch: int, folders: list[str]) -> None:
         if os.path.exists(path):
             os.unlink(path)
     for folder in folders:
+        paths = changed(folder, start)
         # First what goes: it changes a RECORD, whose time is set below.
-        for path in [path for path in entries(folder) if os.path.basename(path) in DROPPINGS]:
-            if os.lstat(path).st_ctime_ns >= start:
-                drop(path)
-        for path in entries(folder):
-            status = os.lstat(path)
-            if status.st_ctime_ns < start:
+        gone = {path for path in paths if os.path.basename(path) in DROPPINGS and drop(path)}
+        for path in paths:
+            if path in gone:
                 continue
             if not os.path.islink(path):
-                wanted = fixed_mode(path, status.st_mode & 0o7777)
+                wanted = fixed_mode(path, os.lstat(path).st_mode & 0o7777)
                 if wanted is not None:
                     os.chmod(path, wanted)
             os.utime(path, (epoch, epoch), follow_symlinks=False)

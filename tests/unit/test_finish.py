@@ -134,13 +134,12 @@ def test_a_record_that_lost_a_line_carries_the_time_whichever_comes_first(
     info.mkdir()
     (info / "uv_cache.json").write_text("{}")
     (info / "RECORD").write_text("idna-3.7.dist-info/uv_cache.json,,\n")
-    real = finish.entries
+    real = finish.changed
 
-    def ordered(top: str) -> list[str]:
-        found = list(real(top))
-        return sorted(found, key=lambda path: (-path.count("/"), path.endswith(names[1]), path))
+    def ordered(top: str, start: int) -> list[str]:
+        return sorted(real(top, start), key=lambda path: (-path.count("/"), path.endswith(names[1]), path))
 
-    monkeypatch.setattr(finish, "entries", ordered)
+    monkeypatch.setattr(finish, "changed", ordered)
     finish.finish(str(tree.parent / "start"), EPOCH, [str(tree)])
     assert int((info / "RECORD").stat().st_mtime) == EPOCH
 
