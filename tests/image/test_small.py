@@ -115,10 +115,12 @@ print(seen)
 """
 
 
-def test_smoke_again_as_any_user(built_small: Image, capsys: pytest.CaptureFixture[str]) -> None:
+def test_smoke_again_as_any_user(built_small: Image, engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["smoke", "sglang-stack:small", "--user", "12345:54321", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["ok"] and report["image"] == built_small.id
+    named = engine.find("sglang-stack:small")
+    assert named is not None
+    assert report["ok"] and report["image"] == named.id
     assert {check["name"]: check["ok"] for check in report["checks"]}["nvcc"]
 
 
