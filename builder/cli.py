@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -93,20 +94,36 @@ def _render(arguments: argparse.Namespace) -> int:
 
 
 def _build(arguments: argparse.Namespace) -> int:
-    from builder.build import make
+    from builder.engine import connect
+    from builder.noop import recall, remember
     from builder.settings import load as settings
-    from builder.summary import as_json, as_text
 
-    prepared, engine, image, built = make(_path(arguments), settings(), no_cache=arguments.no_cache)
+    site = settings()
+    asked = Path(arguments.matrix) if arguments.matrix.endswith(".yaml") else MATRICES / f"{arguments.matrix}.yaml"
+    # What is wrong with the matrix is said first: an engine that does not answer is left to the whole way.
+    engine = None
+    with contextlib.suppress(BuilderError):
+        engine = connect() if asked.is_file() and not arguments.no_cache else None
+    known = recall(asked, site.cache, engine) if engine is not None else None
+    if known is None:
+        from builder.build import make
+        from builder.summary import as_json, as_text
+
+        prepared, engine, image, built = make(_path(arguments), site, no_cache=arguments.no_cache)
+        data = as_json(engine, prepared, image, built=built)
+        text = as_text(data, prepared)
+        remember(prepared.loaded.path, site.cache, prepared.rendered.digest, data, text)
+    else:
+        data, text = known
+    assert engine is not None
     if arguments.tag:
-        engine.tag(image.id, arguments.tag)
-    data = as_json(engine, prepared, image, built=built)
+        engine.tag(data["image"]["id"], arguments.tag)
     if arguments.json:
         _print_json(data)
     else:
-        print(as_text(data, prepared))
-        if not built:
-            print(f"\nnothing changed: {prepared.names[1]} is the image of these inputs")
+        print(text)
+        if not data["built"]:
+            print(f"\nnothing changed: {data['image']['names'][1]} is the image of these inputs")
     return ExitCode.OK
 
 
