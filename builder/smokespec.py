@@ -33,7 +33,8 @@ def smoke_spec(plan: LayerPlan, *, native: bool) -> dict[str, Any]:
     cuda = plan.matrix.cuda
     return {
         "schema": SCHEMA,
-        "matrix": plan.matrix.name,
+        # The native part is one for all matrices that share what is below sglang: it does not know its matrix's name.
+        "matrix": "native" if native else plan.matrix.name,
         "lock": native_lock if native else plan.lock.digest,
         "native_lock": native_lock,
         "site_packages": plan.site_packages,
