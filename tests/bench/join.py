@@ -158,18 +158,20 @@ def measure(engine: BenchEngine, context: Path, way: str, plan: LayerPlan, kind:
     """Cold, after a change of the top layer, after a change of the bottom layer."""
     store = f"{engine.store} {kind}".strip()
     before = used(engine.folder)
-    results = [Result(store, way, "cold", build(engine, context, way, plan, output), used(engine.folder) - before)]
+    results: list[Result] = []
+
+    def take(change: str) -> None:
+        seconds = build(engine, context, way, plan, output)
+        result = Result(store, way, change, seconds, used(engine.folder) - before)
+        results.append(result)
+        print(f"{store:<24} {way:<10} {change:<7} {seconds:7.1f} s  {result.disk / 1e9:6.1f} GB", flush=True)
+
+    take("cold")
     if way != "one-step":
         for change, layer in (("top", plan.layers[-1].name), ("bottom", plan.layers[0].name)):
             old = changed(context, layer)
-            seconds = build(engine, context, way, plan, output)
+            take(change)
             (context / "layers" / layer / "default.txt").write_text(old)
-            results.append(Result(store, way, change, seconds, used(engine.folder) - before))
-    for result in results:
-        print(
-            f"{result.store:<24} {result.way:<10} {result.change:<7} {result.seconds:7.1f} s  {result.disk / 1e9:6.1f} GB",
-            flush=True,
-        )
     argv = [*find_buildx().argv, "prune", "--all", "--force"]
     environment = {**os.environ, "DOCKER_HOST": engine.host, "BUILDX_BUILDER": "default"}
     docker = shutil.which("docker") or str(bootstrap.UNPACKED / "usr/bin/docker")

@@ -30,11 +30,11 @@ Docker = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture(scope="module")
 def tell(request: pytest.FixtureRequest) -> Callable[[str], None]:
     """Say something in the run's own output: what was built, how long it took. No test asserts a time."""
-    writer = request.config.get_terminal_writer()
+    capture = request.config.pluginmanager.getplugin("capturemanager")
 
     def say(text: str) -> None:
-        writer.line()
-        writer.line(text)
+        with capture.global_and_fixture_disabled():
+            print(f"\n{text}", flush=True)
 
     return say
 
