@@ -399,7 +399,9 @@ def stop_engine(timeout: float = 60) -> bool:
 
 def clean() -> None:
     """Stop our engine and remove everything that was unpacked or stored below ``.tools``."""
-    stop_engine()
+    # An engine leaves its bridge behind; it is ours if the engine was, and nobody else's runs.
+    if stop_engine() and shutil.which("ip") is not None and not engine_answers(DEFAULT_SOCKET):
+        subprocess.run(["ip", "link", "delete", "docker0"], capture_output=True, check=False)
     for mounted in _mounts_below(TOOLS):
         run(["umount", "-l", mounted])
     shutil.rmtree(TOOLS, ignore_errors=True)
