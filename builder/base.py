@@ -145,7 +145,7 @@ def bootstrap_rootfs(matrix: Matrix, target: Path, settings: Settings) -> tuple[
 
     Takes about half a minute. Raises `UnreachableError` if the archive does not answer, else `BuildError`.
     """
-    if isinstance(matrix.base.kind, str) and matrix.base.kind != "archive":
+    if matrix.base.kind != "archive":
         raise BuildError("only `base.kind: archive` is bootstrapped")
     _require_bootstrap()
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -45,8 +45,7 @@ ENGINE_NATIVE = ("runc", "iptables")
 BASE_PACKAGES = ("mmdebstrap",)
 REGISTRY_PACKAGES = ("docker-registry",)
 
-# A library the engine's binaries are linked to in the newer release, when the host lacks it.
-EXIT_USAGE, EXIT_ENGINE = 2, 6
+EXIT_ENGINE = 6
 
 
 class SetupError(Exception):

@@ -17,14 +17,15 @@ from uv import find_uv_bin
 
 from builder.display import Stage, note
 from builder.engine import BuildRequest, Buildx, Engine, Image, connect, find_buildx
-from builder.errors import BuilderError, BuildError
+from builder.errors import BuilderError, BuildError, ExitCode
 from builder.facts import UnpackedFact, load_facts
 from builder.files import pretty_size
 from builder.findings import Finding, Severity
+from builder.labels import INPUTS_LABEL, LABEL
 from builder.lock import Lock, check_current, lock_path, read_lock
 from builder.matrix import LoadedMatrix, load
 from builder.osimage import ensure_base
-from builder.render import INPUTS_LABEL, LABEL, Rendered, render
+from builder.render import Rendered, render
 from builder.rules import RULES, Context, Rule, evaluate_rules
 from builder.settings import Settings
 from builder.solve import solve
@@ -55,14 +56,12 @@ class Prepared:
 class FindingsError(BuilderError):
     """Rules that found an error; carries the findings."""
 
+    exit_code = ExitCode.FINDINGS
+
     def __init__(self, findings: list[Finding]) -> None:
         errors = [finding for finding in findings if finding.severity is Severity.ERROR]
         super().__init__(f"{len(errors)} findings forbid to build this")
         self.findings = findings
-
-    from builder.errors import ExitCode as _ExitCode
-
-    exit_code = _ExitCode.FINDINGS
 
     def __str__(self) -> str:
         return "\n".join([*(str(finding) for finding in self.findings), f"error: {self.what}"])

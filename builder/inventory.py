@@ -42,7 +42,7 @@ def _images() -> dict[str, set[str]] | None:
     if engine_host() is None:
         return None
     from builder.engine import connect
-    from builder.render import LABEL
+    from builder.labels import LABEL
 
     try:
         found: dict[str, set[str]] = {}

@@ -15,9 +15,9 @@ from typing import Any
 
 from builder.engine import Engine
 from builder.files import write_atomic
+from builder.labels import INPUTS_LABEL
 
 ROOT = Path(__file__).resolve().parent.parent
-INPUTS_LABEL = "sglang-stack.inputs"
 
 
 def fingerprint(path: Path) -> str:

@@ -13,9 +13,10 @@ from builder import base
 from builder.display import Stage, note
 from builder.engine import BuildRequest, Buildx, Engine, connect, find_buildx
 from builder.errors import LockError
+from builder.labels import INPUTS_LABEL, LABEL
 from builder.lock import Base, Lock, OsPackage, drift_of_packages
 from builder.matrix import Matrix
-from builder.render import DOCKERFILE_BASE, INPUTS_LABEL, LABEL, base_digest, base_image
+from builder.render import DOCKERFILE_BASE, base_digest, base_image
 from builder.settings import Settings
 from builder.solve import solve
 

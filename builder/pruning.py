@@ -13,7 +13,7 @@ from typing import Any
 from builder.engine import Buildx, Engine, connect, find_buildx
 from builder.errors import BuilderError
 from builder.files import pretty_size
-from builder.render import LABEL
+from builder.labels import LABEL
 from builder.settings import load as settings
 
 # What our steps look like in the build cache: every installing step makes the start mark, the smoke test is ours, and the

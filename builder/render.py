@@ -23,6 +23,7 @@ from builder import elf as _elf
 from builder.base import EPOCH, RECIPE, os_packages
 from builder.errors import UsageError
 from builder.files import canonical_json, pretty_size, sha256_hex, write_atomic
+from builder.labels import LABEL
 from builder.layers import ORDER, LayerPlan, plan_layers, stage_below
 from builder.lock import Artefact, Lock
 from builder.matrix import Matrix
@@ -32,11 +33,6 @@ from builder.smokespec import smoke_spec
 ROOT = Path(__file__).resolve().parent.parent
 TEMPLATES = ROOT / "templates"
 DOCKERFILE_BASE = ROOT / "Dockerfile.base"
-LABEL = "sglang-stack"
-"""Prefix of the labels by which our images are found again, and pruned."""
-
-INPUTS_LABEL = f"{LABEL}.inputs"
-"""Label with the sha256 of everything that went into an image: equal means that there is nothing to do."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from builder.display import note
 from builder.engine import Engine, connect
 from builder.errors import BuildError, UsageError
-from builder.render import LABEL
+from builder.labels import LABEL
 
 # The test in the image writes its report to stdout, after this line, so that no folder has to be shared or writable.
 MARK = "----- smoke.json -----"
@@ -76,8 +75,3 @@ def as_text(data: dict[str, Any]) -> str:
     failed = [check["name"] for check in data["checks"] if not check["ok"]]
     verdict = f"FAILED: {', '.join(failed)}" if failed else f"ok, {len(data['checks'])} checks"
     return f"{data['matrix']}: {verdict} (image {data['image'][:19]}, no GPU was used)"
-
-
-def default_spec() -> Path:
-    """Where the image keeps its spec."""
-    return Path("/opt/sglang-stack/spec.json")

@@ -21,7 +21,8 @@ from builder.build import build_image, prepare
 from builder.cli import main
 from builder.engine import Buildx, Engine, Image
 from builder.errors import BuildError, IntegrityError
-from builder.render import LABEL, Rendered
+from builder.labels import LABEL
+from builder.render import Rendered
 from builder.settings import Settings
 from tests.image.stacks import ROOT, SMALL, edited, relocked
 

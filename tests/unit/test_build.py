@@ -17,8 +17,9 @@ from builder.build import Prepared, check_disk, current_image, prepare, secret_f
 from builder.display import Progress, Stage
 from builder.engine import EngineInfo, Image
 from builder.errors import BuilderError, BuildError, ExitCode, IntegrityError, LockError
+from builder.labels import INPUTS_LABEL
 from builder.lock import lock_path, write_lock
-from builder.render import INPUTS_LABEL, render
+from builder.render import render
 from builder.solve import failure
 from tests.made import TINY, artefact, lock_of, settings_at, tiny
 

@@ -10,7 +10,7 @@ import pytest
 
 from builder import noop
 from builder.engine import Engine, Image
-from builder.render import INPUTS_LABEL
+from builder.labels import INPUTS_LABEL
 
 NAMES = ["sglang-stack:tiny-0123456789ab", "sglang-stack:tiny"]
 DATA = {"ok": True, "built": True, "image": {"id": "sha256:1", "names": NAMES}}
@@ -38,10 +38,6 @@ def matrix(tmp_path: Path) -> Path:
 
 def recalled(matrix: Path, engine: FakeEngine | None = None) -> tuple[dict[str, object], str] | None:
     return noop.recall(matrix, matrix.parent / "cache", cast(Engine, engine or FakeEngine()))
-
-
-def test_the_label_is_the_one_that_a_build_sets() -> None:
-    assert noop.INPUTS_LABEL == INPUTS_LABEL
 
 
 def test_what_the_build_told_is_told_again(matrix: Path) -> None:
