@@ -119,7 +119,7 @@ def build_image(
     ensure_base(engine, buildx, prepared.loaded.matrix, prepared.lock, settings)
     context = settings.cache / "contexts" / prepared.loaded.matrix.name
     with _locked(context.with_name(context.name + ".lock")), secret_files(prepared, settings) as secrets:
-        prepared.rendered.write(context)
+        prepared.rendered.for_site(secrets).write(context)
         request = BuildRequest(
             dockerfile=context / "Dockerfile",
             context=context,
