@@ -32,6 +32,6 @@ def render_verb(path: Path, *, diff: bool) -> str:
             hint=f"without `--diff` the whole Dockerfile is printed: `builder render {loaded.matrix.name}`",
         ) from None
     # Which secrets a site has is no difference: a build mounts those alone.
-    texts = [less_secrets(text).splitlines(keepends=True) for text in (before, rendered.dockerfile)]
-    lines = difflib.unified_diff(*texts, "last build", "now")
+    then, now = (less_secrets(text).splitlines(keepends=True) for text in (before, rendered.dockerfile))
+    lines = difflib.unified_diff(then, now, "last build", "now")
     return "".join(lines)
