@@ -4,7 +4,8 @@
                                [--engine-from forky]
 
 Each store is an engine of its own (data root, socket, pid; host network, no bridge), unpacked by `make tools` and
-removed at the end; `--engine-from` takes engine and buildx from another suite of the archive. The wheels are fetched once
+removed at the end; `--engine-from` takes engine and buildx from another suite of the archive. An engine without a bridge
+takes docker0 away from others: ours is started again at the end. The wheels are fetched once
 and served from the loopback address, so that neither the index's speed nor a secret is in the numbers; the way
 `runs-secret` mounts one on purpose. Prints the table of docs/measurements.md. Needs root, about 50 GB of disk.
 """
@@ -245,7 +246,7 @@ def main() -> int:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--matrix", default="cu130-next")
-    parser.add_argument("--stores", default="classic,containerd")
+    parser.add_argument("--stores", default="classic,containerd", help="STORE or STORE:EXPORT, as in containerd:zstd")
     parser.add_argument("--ways", default="one-step,runs,runs-secret,copy,copy-link")
     parser.add_argument("--wheels", type=Path, metavar="DIR", help="keep the wheels here for the next run")
     parser.add_argument("--engine-from", metavar="SUITE", help="take the engine from this suite of the archive")
@@ -267,13 +268,18 @@ def main() -> int:
         wheels = arguments.wheels or folder / "wheels"
         fetch(plan, wheels)
         with Mirror(wheels) as mirror:
-            for store in arguments.stores.split(","):
+            for named in arguments.stores.split(","):
+                store, _, only = named.partition(":")
                 for kind, output in OUTPUTS[store].items():
+                    if only not in ("", kind):
+                        continue
                     for way in arguments.ways.split(","):
                         if store == "containerd" and way == "copy":
                             continue
                         with BenchEngine(folder / f"{store}-{kind}-{way}", store, root) as engine:
                             results += Bench(engine, buildx, context, plan, mirror.url).measure(way, kind, output)
+    if bootstrap.stop_engine():
+        bootstrap.start_engine()
     table(results)
     return 0
 
