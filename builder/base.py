@@ -102,14 +102,10 @@ def _host_suites(distribution: str, release: str) -> Iterator[tuple[str, str]]:
             hint='name one: `archive = "https://…"` in the configuration, or BUILDER_ARCHIVE',
         )
     own = host.get("VERSION_CODENAME", "")
-    listed = bootstrap.run(
-        ["apt-get", "indextargets", "--format", "$(CREATED_BY)|$(CODENAME)|$(COMPONENT)|$(REPO_URI)"]
-    )
     seen = set()
-    for line in listed.splitlines():
-        created, suite, component, uri = line.split("|", 3)
+    for suite, uri in bootstrap.Archive().suites():
         pair = (uri, suite.replace(own, release, 1))
-        if created == "Packages" and component == "main" and suite.startswith(own) and pair not in seen:
+        if suite.startswith(own) and pair not in seen:
             seen.add(pair)
             yield pair
     if not seen:

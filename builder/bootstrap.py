@@ -133,14 +133,29 @@ class Archive:
         run(["apt-get", *self._options(), "-qq", "update"])
         self._ready = True
 
+    def suites(self) -> list[tuple[str, str]]:
+        """(suite, URI) of every suite with a `main` that the sources name, `-updates` and `-security` among them.
+
+        apt lists only what it has fetched: it is asked after `prepare`, since the system's own lists may be old or none.
+        """
+        self.prepare()
+        listed = run(
+            [
+                "apt-get",
+                *self._options(),
+                "indextargets",
+                "--format",
+                "$(CREATED_BY)|$(CODENAME)|$(COMPONENT)|$(REPO_URI)",
+            ]
+        )
+        rows = (line.split("|", 3) for line in listed.splitlines())
+        found = [(suite, uri) for created, suite, part, uri in rows if created == "Packages" and part == "main"]
+        return list(dict.fromkeys(found))
+
     def _foreign_sources(self) -> str:
         # apt itself says where the host gets its release from: the mirror is the site's, never ours.
-        listed = run(
-            ["apt-get", "indextargets", "--format", "$(CREATED_BY)|$(ORIGIN)|$(CODENAME)|$(COMPONENT)|$(REPO_URI)"]
-        )
-        for line in listed.splitlines():
-            created, _origin, codename, component, uri = line.split("|", 4)
-            if created == "Packages" and codename == self.host and component == "main":
+        for suite, uri in Archive(self.host).suites():
+            if suite == self.host:
                 keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
                 return f"deb [signed-by={keyring}] {uri} {self.release} main\n"
         raise SetupError(

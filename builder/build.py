@@ -9,7 +9,7 @@ import contextlib
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from builder.display import Stage, note
 from builder.engine import BuildRequest, Buildx, Engine, Image, connect, find_buildx
 from builder.errors import BuilderError, BuildError, ExitCode
 from builder.facts import UnpackedFact, load_facts
+from builder.fetch import fetch_all
 from builder.files import pretty_size
 from builder.findings import Finding, Severity
 from builder.labels import INPUTS_LABEL, LABEL
@@ -82,6 +83,17 @@ def prepare(path: Path, rules: Mapping[str, Rule] = RULES) -> Prepared:
     return Prepared(loaded, lock, rendered, findings)
 
 
+def supplied(prepared: Prepared, settings: Settings) -> Prepared:
+    """`prepared` with every direct file in its context, fetched and checked here.
+
+    Raises one error for all that cannot be had, see `fetch_all`.
+    """
+    wheels = fetch_all(prepared.lock, settings)
+    if not wheels:
+        return prepared
+    return replace(prepared, rendered=render(prepared.loaded.matrix, prepared.lock, Path(find_uv_bin()), wheels))
+
+
 def current_image(engine: Engine, prepared: Prepared) -> Image | None:
     """The image of exactly these inputs, under both its names; None if it has to be built."""
     content, plain = (engine.find(name) for name in prepared.names)
@@ -96,7 +108,10 @@ def check_disk(engine: Engine, prepared: Prepared) -> None:
     if not info.local:
         note(f"disk: not checked, {info.data_root} is on another machine")
         return
-    wheels = prepared.rendered.plan.bytes
+    # Of direct files no source states a size; they are here by now.
+    unstated = {artefact.file for artefact in prepared.lock.artefacts if artefact.size is None}
+    fetched = (path for name, path in prepared.rendered.links.items() if Path(name).name in unstated)
+    wheels = prepared.rendered.plan.bytes + sum(path.stat().st_size for path in fetched)
     # The containerd store keeps each layer twice: as it is pushed, and unpacked.
     copies = 2 if info.store == "containerd" else 1
     unpacked = load_facts(UnpackedFact)[0]
@@ -198,6 +213,7 @@ def make(path: Path, settings: Settings, *, no_cache: bool = False) -> tuple[Pre
     for finding in prepared.findings:
         note(str(finding))
     buildx = find_buildx()
+    prepared = supplied(prepared, settings)
     check_disk(engine, prepared)
     image = build_image(prepared, engine, buildx, settings, no_cache=no_cache)
     return prepared, engine, image, True

@@ -25,9 +25,8 @@ from builder.errors import UsageError
 from builder.files import canonical_json, pretty_size, sha256_hex, write_atomic
 from builder.labels import LABEL
 from builder.layers import ORDER, LayerPlan, plan_layers, stage_below
-from builder.lock import Artefact, Lock
+from builder.lock import Lock
 from builder.matrix import Matrix
-from builder.settings import redact
 from builder.smokespec import smoke_spec
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -192,7 +191,10 @@ def _environment() -> Environment:
 
 
 def render(matrix: Matrix, lock: Lock, uv: Path, wheels: Mapping[str, Path] | None = None) -> Rendered:
-    """The Dockerfile and context of a locked matrix. `wheels` are local files by name, for artefacts with no index."""
+    """The Dockerfile and context of a locked matrix.
+
+    `wheels` are the direct files by name; without them the context lacks those, and there is only something to read.
+    """
     plan = plan_layers(matrix, lock)
     view = View(plan, base_image(matrix, lock))
     text = _environment().get_template("Dockerfile.j2").render(plan=view)
@@ -217,20 +219,9 @@ def render(matrix: Matrix, lock: Lock, uv: Path, wheels: Mapping[str, Path] | No
     links = {"tools/uv": uv}
     for layer in plan.layers:
         for artefact in layer.artefacts:
-            if artefact.index is None:
-                links[f"layers/{layer.name}/wheels/{artefact.file}"] = _local(artefact, wheels or {})
+            if artefact.index is None and wheels is not None:
+                links[f"layers/{layer.name}/wheels/{artefact.file}"] = wheels[artefact.file]
     return Rendered(plan, dockerfile, context, links)
-
-
-def _local(artefact: Artefact, wheels: Mapping[str, Path]) -> Path:
-    try:
-        return wheels[artefact.file]
-    except KeyError:
-        raise UsageError(
-            f"`{artefact.file}` is on no index, and there is no copy of it here",
-            because=f"the matrix takes it from {redact(artefact.url or 'a file')} (sha256 {artefact.sha256}), which this version does not fetch",
-            hint="take a release that an index has",
-        ) from None
 
 
 def about(plan: LayerPlan) -> dict[str, object]:

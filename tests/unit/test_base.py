@@ -39,7 +39,8 @@ INSTALLED = (
 
 
 @pytest.fixture
-def debian(monkeypatch: pytest.MonkeyPatch) -> None:
+def debian(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(bootstrap, "TOOLS", tmp_path / "tools")
     release = {"ID": "debian", "VERSION_CODENAME": "bookworm", "PRETTY_NAME": "Debian GNU/Linux 12 (bookworm)"}
     monkeypatch.setattr(bootstrap, "os_release", lambda: release)
     monkeypatch.setattr(base, "_keyring", lambda _: Path("/keyring.gpg"))

@@ -338,12 +338,38 @@ def test_pip_does_not_take_constraints_of_other_projects(monkeypatch: pytest.Mon
 # --- the archive ------------------------------------------------------------------------------------------------------
 
 TARGETS = """\
-Packages|Debian|bookworm|main|https://archive.example/debian/
-Translations|Debian|bookworm|main|https://archive.example/debian/
+Packages|bookworm|main|https://archive.example/debian/
+Translations|bookworm|main|https://archive.example/debian/
+Packages|bookworm-security|main|https://archive.example/security/
+Packages|bookworm|main|https://archive.example/debian/
+Packages|bookworm|contrib|https://archive.example/debian/
 """
 
 
-def test_a_newer_release_is_taken_from_the_mirror_that_the_host_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_suites_are_those_of_the_sources_not_of_what_the_system_fetched(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system(monkeypatch, "bookworm")
+    asked: list[list[str]] = []
+
+    def run(argv: list[str], **_: object) -> str:
+        asked.append(
+            [word for word in argv if word in ("update", "indextargets") or word.startswith("Dir::State::lists")]
+        )
+        return TARGETS
+
+    monkeypatch.setattr(bootstrap, "run", run)
+    assert Archive().suites() == [
+        ("bookworm", "https://archive.example/debian/"),
+        ("bookworm-security", "https://archive.example/security/"),
+    ]
+    lists = f"Dir::State::lists={machine}/tools/apt/bookworm/lists"
+    assert asked == [[lists, "update"], [lists, "indextargets"]]
+
+
+def test_a_newer_release_is_taken_from_the_mirror_that_the_host_uses(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     system(monkeypatch, "bookworm")
     monkeypatch.setattr(bootstrap, "run", lambda *_, **__: TARGETS)
     assert Archive("trixie")._foreign_sources() == (
@@ -351,7 +377,7 @@ def test_a_newer_release_is_taken_from_the_mirror_that_the_host_uses(monkeypatch
     )
 
 
-def test_a_host_without_a_source_of_its_release(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_without_a_source_of_its_release(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     system(monkeypatch, "bookworm")
     monkeypatch.setattr(bootstrap, "run", lambda *_, **__: TARGETS.replace("bookworm", "sid"))
     assert refusal(Archive("trixie")._foreign_sources) == (
