@@ -170,22 +170,23 @@ class Archive:
         out = run(["apt-get", *self._options(), "-qq", "-s", "install", "--no-install-recommends", *names])
         return [line.split()[1] for line in out.splitlines() if line.startswith("Inst ")]
 
-    def unpack(self, names: Sequence[str]) -> None:
-        """Download `names` (signature and hash checked by apt) and unpack them below ``.tools/root``."""
-        wanted = [name for name in names if not self._stamp(name).exists()]
+    def unpack(self, names: Sequence[str], target: Path | None = None) -> None:
+        """Download `names` (signature and hash checked by apt) and unpack them below ``.tools/root``, or `target`."""
+        wanted = [name for name in names if target is not None or not self._stamp(name).exists()]
         if not wanted:
             return
         self.prepare()
         downloads = self.directory / "debs"
         downloads.mkdir(parents=True, exist_ok=True)
-        say(f"unpacking into {TOOLS}: {' '.join(wanted)} (from {self.release})")
+        say(f"unpacking into {target or TOOLS}: {' '.join(wanted)} (from {self.release})")
         run(["apt-get", *self._options(), "-qq", "download", *wanted], cwd=downloads)
-        UNPACKED.mkdir(parents=True, exist_ok=True)
+        (target or UNPACKED).mkdir(parents=True, exist_ok=True)
         for name in wanted:
             for deb in sorted(downloads.glob(f"{name.split(':')[0]}_*.deb")):
-                run(["dpkg-deb", "-x", str(deb), str(UNPACKED)])
+                run(["dpkg-deb", "-x", str(deb), str(target or UNPACKED)])
                 deb.unlink()
-            self._stamp(name).touch()
+            if target is None:
+                self._stamp(name).touch()
 
     def _stamp(self, name: str) -> Path:
         stamps = self.directory / "unpacked"

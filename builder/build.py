@@ -134,7 +134,12 @@ def build_image(
     ensure_base(engine, buildx, prepared.loaded.matrix, prepared.lock, settings)
     context = settings.cache / "contexts" / prepared.loaded.matrix.name
     with _locked(context.with_name(context.name + ".lock")), secret_files(prepared, settings) as secrets:
-        prepared.rendered.write(context)
+        if secrets and engine.reads_all_for_secrets:
+            note(
+                f"Docker Engine {engine.version} reads the image again before each step that gets a secret "
+                f"({', '.join(sorted(secrets))}): newer ones do not (docs/measurements.md)"
+            )
+        prepared.rendered.for_site(secrets).write(context)
         request = BuildRequest(
             dockerfile=context / "Dockerfile",
             context=context,

@@ -21,6 +21,7 @@ from typing import Any
 import docker
 import docker.errors
 import requests
+from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from builder import bootstrap
@@ -29,6 +30,10 @@ from builder.settings import redact
 
 NEEDED_ENGINE = Version("23.0")
 """BuildKit is the default builder from here on, with secrets, bind mounts and `COPY --link`."""
+
+READS_ALL_FOR_SECRETS = SpecifierSet("==26.*")
+"""Engines whose BuildKit (0.13) hashes the whole file system before each step that mounts a secret: moby/buildkit #5251,
+docker/buildx #2479 (26.0), measured with 26.1.5 and not with 28.5.2 (docs/measurements.md)."""
 
 NEEDED_BUILDX = Version("0.13")
 """The first with `--progress=rawjson`, which the live display reads."""
@@ -94,6 +99,11 @@ class Engine:
                 because="builds use BuildKit's secrets, bind mounts and cache",
                 hint="upgrade it, or stop it and run `make image ENGINE=own`, which sets one up in .tools",
             )
+
+    @property
+    def reads_all_for_secrets(self) -> bool:
+        """Whether a secret makes a build step read everything below it again."""
+        return _parsed(self.version) in READS_ALL_FOR_SECRETS
 
     def info(self) -> EngineInfo:
         """What answered."""

@@ -10,8 +10,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import resources
 from importlib.metadata import version
@@ -35,6 +35,9 @@ DOCKERFILE_BASE = ROOT / "Dockerfile.base"
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
+# A line of its own in templates/parts/install.j2 and nowhere else; a value cannot look like one, it has no line break.
+_SECRET_MOUNT = re.compile(r"    --mount=type=secret,id=([a-z0-9._-]+),target=\S+ \\\n")
+
 
 def quoted(value: str) -> str:
     """`value` as a double-quoted Dockerfile word: nothing in it expands or ends the word."""
@@ -51,6 +54,12 @@ def _finalize(value: object) -> object:
             hint="this is a fault of the builder: a model let it through",
         )
     return value
+
+
+def less_secrets(dockerfile: str, kept: Collection[str] = ()) -> str:
+    """A rendered Dockerfile without the mounts of secrets other than `kept`."""
+    lines = dockerfile.splitlines(keepends=True)
+    return "".join(line for line in lines if (mount := _SECRET_MOUNT.match(line)) is None or mount[1] in kept)
 
 
 @dataclass(frozen=True)
@@ -144,6 +153,14 @@ class Rendered:
         """The sha256 of everything that goes into the build but large files, which the lock pins by hash."""
         contents = {name: sha256_hex(data) for name, data in self.context.items()}
         return sha256_hex(canonical_json([self.dockerfile, contents, version("uv")]))
+
+    def for_site(self, secrets: Collection[str]) -> Rendered:
+        """The same without the mounts of secrets that the site does not give.
+
+        To mount one is not free: BuildKit 0.13 to 0.15 reads the whole file system again before a step that does
+        (moby/buildkit #5251; measured in docs/measurements.md).
+        """
+        return replace(self, dockerfile=less_secrets(self.dockerfile, secrets))
 
     def write(self, folder: Path) -> None:
         """Write the context to `folder`. What no longer belongs is removed; a file that is right already keeps its time.

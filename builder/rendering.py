@@ -10,7 +10,7 @@ from uv import find_uv_bin
 from builder.errors import UsageError
 from builder.lock import check_current, lock_path, read_lock
 from builder.matrix import load
-from builder.render import render
+from builder.render import less_secrets, render
 from builder.settings import load as settings
 
 
@@ -31,7 +31,7 @@ def render_verb(path: Path, *, diff: bool) -> str:
             where=str(last),
             hint=f"without `--diff` the whole Dockerfile is printed: `builder render {loaded.matrix.name}`",
         ) from None
-    lines = difflib.unified_diff(
-        before.splitlines(keepends=True), rendered.dockerfile.splitlines(keepends=True), "last build", "now"
-    )
+    # Which secrets a site has is no difference: a build mounts those alone.
+    then, now = (less_secrets(text).splitlines(keepends=True) for text in (before, rendered.dockerfile))
+    lines = difflib.unified_diff(then, now, "last build", "now")
     return "".join(lines)

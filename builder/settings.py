@@ -27,6 +27,9 @@ _PROXY_VARIABLES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
 # Where distributions keep the bundle that holds the site's own authority once an administrator has added it.
 _SYSTEM_CA = (Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/pki/tls/certs/ca-bundle.crt"))
 
+# What the ca-certificates package of Debian and Ubuntu ships, one file each.
+_SHIPPED_CA = Path("/usr/share/ca-certificates")
+
 
 def redact(url: str) -> str:
     """`url` without user name and password, for every text that people or logs see."""
@@ -153,6 +156,8 @@ def load() -> Settings:
     ca = _file(*_named("ca", pick("ca", "BUILDER_CA", _CA_VARIABLES)))
     if ca is None:
         ca = next((bundle for bundle in _SYSTEM_CA if bundle.is_file()), None)
+    if ca is not None and ca in _SYSTEM_CA and not adds_authorities(ca):
+        ca = None
     cache_value, _ = pick("cache", "BUILDER_CACHE")
     return Settings(
         ca=ca,
@@ -232,6 +237,24 @@ def _wheel_folder(value: str, where: str) -> Path:
         because = f"{path} is a file" if path.exists() else f"no folder at {path}"
         raise UsageError("`wheels` names a folder that does not exist", where=where, because=because)
     return path
+
+
+def adds_authorities(bundle: Path) -> bool:
+    """Whether a system's bundle holds an authority that the distribution does not ship; True where that is not known.
+
+    Without one an image needs nothing of it: its installer brings the public authorities along.
+    """
+    if not _SHIPPED_CA.is_dir():
+        return True
+    known: set[bytes] = set()
+    for path in _SHIPPED_CA.rglob("*.crt"):
+        known |= _certificates(path)
+    return not _certificates(bundle) <= known
+
+
+def _certificates(path: Path) -> set[bytes]:
+    blocks = re.findall(rb"-----BEGIN CERTIFICATE-----(.*?)-----END CERTIFICATE-----", path.read_bytes(), re.DOTALL)
+    return {b"".join(block.split()) for block in blocks}
 
 
 def _named(name: str, picked: tuple[object, str]) -> tuple[object, str, str]:

@@ -1,14 +1,18 @@
 """How layers are joined: time, disk and reuse of each way, on each image store, with the real wheels of a matrix.
 
-    python tests/bench/join.py [--matrix cu130-next] [--stores classic,containerd] [--ways one-step,runs,copy,copy-link]
+    python tests/bench/join.py [--matrix cu130-next] [--stores classic,containerd] [--ways one-step,runs,…]
+                               [--engine-from forky]
 
 Each store is an engine of its own (data root, socket, pid; host network, no bridge), unpacked by `make tools` and
-removed at the end. Prints the table of docs/measurements.md. Needs root, the package index, about 50 GB of disk.
+removed at the end; `--engine-from` takes engine and buildx from another suite of the archive. The wheels are fetched once
+and served from the loopback address, so that neither the index's speed nor a secret is in the numbers; the way
+`runs-secret` mounts one on purpose. Prints the table of docs/measurements.md. Needs root, about 50 GB of disk.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import shutil
@@ -16,8 +20,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Self
 
@@ -29,7 +35,7 @@ from builder.osimage import locked_rootfs
 from builder.settings import load as settings
 
 ROOT = Path(__file__).resolve().parents[2]
-SMOKE = ROOT / "builder" / "smoke"
+ENGINE = ("docker.io", "docker-buildx", "containerd")
 
 
 @dataclass(frozen=True)
@@ -44,10 +50,10 @@ class Result:
 
 
 class BenchEngine:
-    """An engine with a data root of its own, stopped by pid."""
+    """An engine with a data root of its own, stopped by pid. ``root`` is where its packages were unpacked."""
 
-    def __init__(self, folder: Path, store: str) -> None:
-        self.folder, self.store = folder, store
+    def __init__(self, folder: Path, store: str, root: Path) -> None:
+        self.folder, self.store, self.root = folder, store, root
         self.run = Path("/run") / f"bench-{store}-{os.getpid()}"
         self.host = f"unix://{self.run}/docker.sock"
 
@@ -56,13 +62,14 @@ class BenchEngine:
         self.run.mkdir(parents=True)
         config = self.folder / "daemon.json"
         config.write_text(json.dumps({"features": {"containerd-snapshotter": self.store == "containerd"}}))
-        argv = [str(bootstrap.UNPACKED / "usr/sbin/dockerd"), "--config-file", str(config)]
+        environment = bootstrap.tool_environment()
+        # containerd and its shim have to be of the engine's own suite.
+        environment["PATH"] = f"{self.root / 'usr/bin'}:{self.root / 'usr/sbin'}:{environment['PATH']}"
+        argv = [str(self.root / "usr/sbin/dockerd"), "--config-file", str(config)]
         argv += ["--data-root", str(self.folder / "data"), "--exec-root", str(self.run), "--host", self.host]
         argv += ["--pidfile", str(self.folder / "pid"), "--bridge", "none", "--iptables=false"]
         log = (self.folder / "log").open("wb")
-        self.process = subprocess.Popen(
-            argv, stdout=log, stderr=log, env=bootstrap.tool_environment(), start_new_session=True
-        )
+        self.process = subprocess.Popen(argv, stdout=log, stderr=log, env=environment, start_new_session=True)
         for _ in range(300):
             if bootstrap.engine_answers(self.run / "docker.sock"):
                 return self
@@ -87,52 +94,132 @@ def used(path: Path) -> int:
     return shutil.disk_usage(path).used
 
 
-def install(layers: list[str], epoch: int | None) -> str:
+class Mirror:
+    """The wheels of a lock on the loopback address: a folder of files, which is a page of links for an installer."""
+
+    def __init__(self, folder: Path) -> None:
+        handler = functools.partial(QuietHandler, directory=str(folder))
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    """Says nothing of its requests."""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def fetch(plan: LayerPlan, folder: Path) -> None:
+    """The wheels of the plan into a folder, by hash (`pip download`: names, versions and hashes of the lock)."""
+    if folder.is_dir():
+        return
+    folder.mkdir(parents=True)
+    listed = folder.with_suffix(".txt")
+    listed.write_text("".join(text.text for layer in plan.layers for text in layer.lists))
+    argv = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:"]
+    argv += [
+        "--no-cache-dir",
+        "--dest",
+        str(folder),
+        "--requirement",
+        str(listed),
+        "--python-version",
+        plan.lock.python,
+    ]
+    argv += [f"--platform=manylinux_2_{minor}_x86_64" for minor in range(36, 4, -1)]
+    argv += [f"--platform={old}_x86_64" for old in ("manylinux2014", "manylinux2010", "manylinux1", "linux")]
+    subprocess.run(argv, env=bootstrap._pip_environment(), check=True)
+
+
+def install(layers: list[str], epoch: int | None, mirror: str, *, secret: bool = False) -> str:
     """The RUN that installs the wheels of `layers`: the same in every way of joining, so that only that differs.
 
     Without an epoch it is what a person types, with no times fixed: the one step that everything is compared with.
     """
     finish = f"; python3 -P /mnt/tools/finish.py --epoch {epoch} --start /opt/.start /opt" if epoch else ""
     mounts = " ".join(f"--mount=type=bind,source=layers/{name},target=/mnt/layers/{name}" for name in layers)
+    mounts += " --mount=type=secret,id=any,target=/mnt/secrets/any" if secret else ""
     files = " ".join(f"$(printf -- '-r %s ' /mnt/layers/{name}/*.txt)" for name in layers)
     return (
         "RUN --network=host --mount=type=tmpfs,target=/mnt --mount=type=bind,source=tools,target=/mnt/tools "
-        f"{mounts} --mount=type=secret,id=ca,target=/mnt/secrets/ca "
-        "set -eu; touch /opt/.start; export TMPDIR=/opt/.tmp; mkdir /opt/.tmp; "
-        "if [ -s /mnt/secrets/ca ]; then export SSL_CERT_FILE=/mnt/secrets/ca; fi; "
+        f"{mounts} set -eu; touch /opt/.start; export TMPDIR=/opt/.tmp; mkdir /opt/.tmp; "
         "/mnt/tools/uv pip install -q --no-cache --python /opt/venv/bin/python --no-deps --require-hashes "
-        f"--only-binary :all: {files}; rm -rf /opt/.tmp{finish}\n"
+        f"--only-binary :all: --no-index --find-links {mirror} {files}; rm -rf /opt/.tmp{finish}\n"
     )
 
 
-def dockerfile(way: str, plan: LayerPlan) -> str:
+def dockerfile(way: str, plan: LayerPlan, mirror: str) -> str:
     """The Dockerfile of a way of joining."""
     names = [layer.name for layer in plan.layers]
     head = "FROM scratch AS os\nADD rootfs.tar /\n"
     python = "FROM os AS python\nRUN --network=none python3 -m venv --without-pip /opt/venv\n"
     if way == "one-step":
-        return head + python + install(names, None)
-    if way == "runs":
-        return head + python + "".join(install([name], plan.epoch) for name in names)
+        return head + python + install(names, None, mirror)
+    if way in ("runs", "runs-secret"):
+        secret = way == "runs-secret"
+        return head + python + "".join(install([name], plan.epoch, mirror, secret=secret) for name in names)
     link = "--link " if way == "copy-link" else ""
-    stages = "".join(f"FROM python AS {name}\n{install([name], plan.epoch)}" for name in names)
+    stages = "".join(f"FROM python AS {name}\n{install([name], plan.epoch, mirror)}" for name in names)
     copies = "".join(f"COPY {link}--from={name} /opt/venv /opt/venv\n" for name in names)
     return head + python + stages + "FROM python\n" + copies
 
 
-def build(engine: BenchEngine, context: Path, way: str, plan: LayerPlan, output: str) -> float:
-    """Seconds of one build."""
-    (context / "Dockerfile").write_text(dockerfile(way, plan))
-    argv = [*find_buildx().argv, "build", "--progress=plain", "--provenance=false", "--allow", "network.host"]
-    ca = settings().ca
-    argv += ["--secret", f"id=ca,src={ca}"] if ca else []
-    argv += ["--output", output] if output else []
-    environment = {**os.environ, "DOCKER_HOST": engine.host, "BUILDX_BUILDER": "default"}
-    start = time.monotonic()
-    done = subprocess.run([*argv, str(context)], env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{way} on {engine.store} failed:\n{done.stderr[-3000:]}")
-    return time.monotonic() - start
+@dataclass(frozen=True)
+class Bench:
+    """What every build has: an engine, a client, a context, a plan, a mirror."""
+
+    engine: BenchEngine
+    buildx: tuple[str, ...]
+    context: Path
+    plan: LayerPlan
+    mirror: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "DOCKER_HOST": self.engine.host, "BUILDX_BUILDER": "default"}
+
+    def build(self, way: str, output: str) -> float:
+        """Seconds of one build."""
+        (self.context / "Dockerfile").write_text(dockerfile(way, self.plan, self.mirror))
+        argv = [*self.buildx, "build", "--progress=plain", "--provenance=false", "--allow", "network.host"]
+        argv += ["--secret", f"id=any,src={self.context / 'Dockerfile'}"]
+        argv += ["--output", output] if output else []
+        start = time.monotonic()
+        done = subprocess.run(
+            [*argv, str(self.context)], env=self.environment, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise SystemExit(f"{way} on {self.engine.store} failed:\n{done.stderr[-3000:]}")
+        return time.monotonic() - start
+
+    def measure(self, way: str, kind: str, output: str) -> list[Result]:
+        """Cold, after a change of the top layer, after a change of the bottom layer."""
+        store = f"{self.engine.store} {kind}".strip()
+        before = used(self.engine.folder)
+        results: list[Result] = []
+
+        def take(change: str) -> None:
+            seconds = self.build(way, output)
+            result = Result(store, way, change, seconds, used(self.engine.folder) - before)
+            results.append(result)
+            print(f"{store:<24} {way:<11} {change:<7} {seconds:7.1f} s  {result.disk / 1e9:6.1f} GB", flush=True)
+
+        take("cold")
+        if way != "one-step":
+            for change, layer in (("top", self.plan.layers[-1].name), ("bottom", self.plan.layers[0].name)):
+                old = changed(self.context, layer)
+                take(change)
+                (self.context / "layers" / layer / "default.txt").write_text(old)
+        return results
 
 
 OUTPUTS = {
@@ -154,54 +241,39 @@ def changed(context: Path, layer: str) -> str:
     return old
 
 
-def measure(engine: BenchEngine, context: Path, way: str, plan: LayerPlan, kind: str, output: str) -> list[Result]:
-    """Cold, after a change of the top layer, after a change of the bottom layer."""
-    store = f"{engine.store} {kind}".strip()
-    before = used(engine.folder)
-    results: list[Result] = []
-
-    def take(change: str) -> None:
-        seconds = build(engine, context, way, plan, output)
-        result = Result(store, way, change, seconds, used(engine.folder) - before)
-        results.append(result)
-        print(f"{store:<24} {way:<10} {change:<7} {seconds:7.1f} s  {result.disk / 1e9:6.1f} GB", flush=True)
-
-    take("cold")
-    if way != "one-step":
-        for change, layer in (("top", plan.layers[-1].name), ("bottom", plan.layers[0].name)):
-            old = changed(context, layer)
-            take(change)
-            (context / "layers" / layer / "default.txt").write_text(old)
-    argv = [*find_buildx().argv, "prune", "--all", "--force"]
-    environment = {**os.environ, "DOCKER_HOST": engine.host, "BUILDX_BUILDER": "default"}
-    docker = shutil.which("docker") or str(bootstrap.UNPACKED / "usr/bin/docker")
-    for command in ([docker, "image", "prune", "--all", "--force"], argv):
-        subprocess.run(command, env=environment, capture_output=True, check=False)
-    return results
-
-
 def main() -> int:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--matrix", default="cu130-next")
     parser.add_argument("--stores", default="classic,containerd")
-    parser.add_argument("--ways", default="one-step,runs,copy,copy-link")
+    parser.add_argument("--ways", default="one-step,runs,runs-secret,copy,copy-link")
+    parser.add_argument("--wheels", type=Path, metavar="DIR", help="keep the wheels here for the next run")
+    parser.add_argument("--engine-from", metavar="SUITE", help="take the engine from this suite of the archive")
     arguments = parser.parse_args()
     prepared = prepare(ROOT / "matrices" / f"{arguments.matrix}.yaml")
     plan = prepared.rendered.plan
     rootfs = locked_rootfs(prepared.loaded.matrix, prepared.lock, settings())
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="bench-", dir=bootstrap.TOOLS) as temporary:
-        context = Path(temporary) / "context"
+        folder = Path(temporary)
+        root, buildx = bootstrap.UNPACKED, find_buildx().argv
+        if arguments.engine_from:
+            root = folder / "engine"
+            bootstrap.Archive(arguments.engine_from).unpack(ENGINE, root)
+            buildx = (str(root / "usr/libexec/docker/cli-plugins/docker-buildx"),)
+        context = folder / "context"
         prepared.rendered.write(context)
         os.link(rootfs, context / "rootfs.tar")
-        for store in arguments.stores.split(","):
-            for kind, output in OUTPUTS[store].items():
-                for way in arguments.ways.split(","):
-                    if store == "containerd" and way == "copy":
-                        continue
-                    with BenchEngine(Path(temporary) / f"{store}-{kind}-{way}", store) as engine:
-                        results += measure(engine, context, way, plan, kind, output)
+        wheels = arguments.wheels or folder / "wheels"
+        fetch(plan, wheels)
+        with Mirror(wheels) as mirror:
+            for store in arguments.stores.split(","):
+                for kind, output in OUTPUTS[store].items():
+                    for way in arguments.ways.split(","):
+                        if store == "containerd" and way == "copy":
+                            continue
+                        with BenchEngine(folder / f"{store}-{kind}-{way}", store, root) as engine:
+                            results += Bench(engine, buildx, context, plan, mirror.url).measure(way, kind, output)
     table(results)
     return 0
 

@@ -72,6 +72,11 @@ def test_an_engine_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.parametrize(("version", "does"), [("26.1.5+dfsg1", True), ("25.0.3", False), ("28.5.2+dfsg4", False)])
+def test_an_engine_that_reads_all_again_for_a_secret(monkeypatch: pytest.MonkeyPatch, version: str, does: bool) -> None:
+    assert connected(monkeypatch, FakeClient(version)).reads_all_for_secrets is does
+
+
 def test_an_engine_that_does_not_answer(tmp_path: Path) -> None:
     with pytest.raises(BuildError) as caught:
         Engine(f"unix://{tmp_path}/absent.sock")

@@ -263,8 +263,24 @@ def test_every_step_that_installs_mounts_the_secrets_and_bakes_none_in() -> None
     installing = [step for step in steps if "install_from" in step]
     assert len(installing) == 3
     for step in installing:
-        assert re.findall(r"id=([a-z-]+)", step) == ["ca", "netrc", "index", "index-site"]
+        # The address of an index goes to the steps that install from it.
+        named = ["index-site"] if "install_from site" in step else []
+        assert re.findall(r"id=([a-z-]+)", step) == ["ca", "netrc", "index", *named]
+    assert any("install_from site" in step for step in installing)
     assert not [step for step in steps if step.startswith("ARG ")]
+
+
+def test_a_site_mounts_the_secrets_that_it_has_and_no_others() -> None:
+    loaded, lock, wheels = many()
+    rendered = render(loaded.matrix, lock, UV, wheels)
+    built = rendered.for_site(["ca", "index-site"])
+    assert set(re.findall(r"id=([a-z-]+)", built.dockerfile)) == {"ca", "index-site"}
+    assert set(re.findall(r"id=([a-z-]+)", rendered.for_site([]).dockerfile)) == set()
+    dropped = [line for line in rendered.dockerfile.splitlines() if line not in built.dockerfile.splitlines()]
+    assert {re.sub(r"target=.*", "", line.strip()) for line in dropped} == {
+        "--mount=type=secret,id=index,",
+        "--mount=type=secret,id=netrc,",
+    }
 
 
 def test_the_smoke_test_has_no_network_and_the_image_depends_on_it() -> None:

@@ -132,7 +132,33 @@ def test_a_folder_of_certificates_of_another_tool_is_passed_over(
 
 def test_the_systems_bundle_is_the_last_resort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "_SYSTEM_CA", (tmp_path / "absent", made(tmp_path / "system.pem")))
+    monkeypatch.setattr(settings, "_SHIPPED_CA", tmp_path / "nothing is known of what is shipped")
     assert settings.load().ca == tmp_path / "system.pem"
+
+
+def certificate(body: str) -> str:
+    return f"-----BEGIN CERTIFICATE-----\n{body}\n-----END CERTIFICATE-----\n"
+
+
+def test_a_systems_bundle_with_public_authorities_only_is_none_of_the_sites(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = tmp_path / "shipped" / "mozilla"
+    shipped.mkdir(parents=True)
+    for body in ("AAAA", "BBBB"):
+        (shipped / f"{body}.crt").write_text(certificate(body))
+    bundle = made(tmp_path / "bundle.crt")
+    monkeypatch.setattr(settings, "_SYSTEM_CA", (bundle,))
+    monkeypatch.setattr(settings, "_SHIPPED_CA", tmp_path / "shipped")
+    bundle.write_text(certificate("BBBB") + certificate("AA\nAA"))
+    assert settings.load().ca is None
+    # Other tools are often told to use the very same bundle.
+    monkeypatch.setenv("PIP_CERT", str(bundle))
+    settings.load.cache_clear()
+    assert settings.load().ca is None
+    bundle.write_text(certificate("AAAA") + certificate("CCCC"))
+    settings.load.cache_clear()
+    assert settings.load().ca == bundle
 
 
 def test_the_cache_is_in_xdg_cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

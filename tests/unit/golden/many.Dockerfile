@@ -23,7 +23,6 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=secret,id=ca,target=/mnt/secrets/ca \
     --mount=type=secret,id=netrc,target=/mnt/secrets/netrc \
     --mount=type=secret,id=index,target=/mnt/secrets/index \
-    --mount=type=secret,id=index-site,target=/mnt/secrets/index-site \
     set -eu; layer=torch; \
     touch /opt/.start; \
     . /mnt/tools/site.sh; \
@@ -39,7 +38,6 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=secret,id=ca,target=/mnt/secrets/ca \
     --mount=type=secret,id=netrc,target=/mnt/secrets/netrc \
     --mount=type=secret,id=index,target=/mnt/secrets/index \
-    --mount=type=secret,id=index-site,target=/mnt/secrets/index-site \
     set -eu; layer=kernels; \
     touch /opt/.start; \
     . /mnt/tools/site.sh; \
