@@ -19,7 +19,6 @@ from builder.display import Stage, note
 from builder.engine import BuildRequest, Buildx, Engine, Image, connect, find_buildx
 from builder.errors import BuilderError, BuildError, ExitCode
 from builder.facts import UnpackedFact, load_facts
-from builder.fetch import fetch_all
 from builder.files import pretty_size
 from builder.findings import Finding, Severity
 from builder.labels import INPUTS_LABEL, LABEL
@@ -30,6 +29,7 @@ from builder.render import Rendered, render
 from builder.rules import RULES, Context, Rule, evaluate_rules
 from builder.settings import Settings
 from builder.solve import solve
+from builder.supply import gather
 
 DISK_MARGIN = 1.1
 """For bytecode, and for what differs between the stack that was measured (facts/unpacked.yaml) and another."""
@@ -84,14 +84,15 @@ def prepare(path: Path, rules: Mapping[str, Rule] = RULES) -> Prepared:
 
 
 def supplied(prepared: Prepared, settings: Settings) -> Prepared:
-    """`prepared` with every direct file in its context, fetched and checked here.
+    """`prepared` with what comes from this machine: direct files, fetched and checked, and patched wheels.
 
-    Raises one error for all that cannot be had, see `fetch_all`.
+    Raises one error for all direct files that cannot be had, see `fetch_all`; then what patching raises.
     """
-    wheels = fetch_all(prepared.lock, settings)
-    if not wheels:
+    supplies = gather(prepared.loaded, prepared.lock, settings)
+    if not supplies.wheels and not supplies.reports:
         return prepared
-    return replace(prepared, rendered=render(prepared.loaded.matrix, prepared.lock, Path(find_uv_bin()), wheels))
+    rendered = render(prepared.loaded.matrix, prepared.lock, Path(find_uv_bin()), supplies)
+    return replace(prepared, rendered=replace(rendered, inputs=prepared.rendered.digest))
 
 
 def current_image(engine: Engine, prepared: Prepared) -> Image | None:
@@ -157,8 +158,10 @@ def build_image(
 def stages_of(prepared: Prepared) -> list[Stage]:
     """The rows of the display."""
     stages = [Stage("python", "Python environment")]
+    local = {Path(name).name: path for name, path in prepared.rendered.links.items()}
     for layer in prepared.rendered.plan.layers:
-        sizes = {artefact.name: artefact.size or 0 for artefact in layer.artefacts}
+        # Of direct files no source states a size; they are here by now.
+        sizes = {a.name: a.size or (local[a.file].stat().st_size if a.file in local else 0) for a in layer.artefacts}
         if layer.name == "sglang":
             stages.append(Stage("proof_native", "smoke test, native part"))
         stages.append(Stage(layer.name, layer.title, sizes))

@@ -137,7 +137,8 @@ def _build(arguments: argparse.Namespace) -> int:
         prepared, engine, image, built = make(_path(arguments), site, no_cache=arguments.no_cache)
         data = as_json(engine, prepared, image, built=built)
         text = as_text(data, prepared)
-        remember(prepared.loaded.path, site.cache, prepared.rendered.digest, data, text)
+        diffs = [diff.file for diff in prepared.loaded.matrix.patches.diffs]
+        remember(prepared.loaded.path, site.cache, prepared.rendered.digest, data, text, diffs)
     else:
         data, text = known
     assert engine is not None
@@ -165,9 +166,8 @@ def _plan(arguments: argparse.Namespace) -> int:
 def _patches(arguments: argparse.Namespace) -> int:
     from builder.fetch import fetch_artefact
     from builder.patches.listing import as_json, as_text, listing
-    from builder.settings import load as settings
 
-    site = settings()
+    site = _site(arguments)
     found = listing(_path(arguments), lambda artefact, indexes: fetch_artefact(artefact, site, indexes=indexes))
     if arguments.json:
         _print_json(as_json(found) | ({"diff": found.diff} if arguments.diff else {}))
@@ -252,7 +252,10 @@ def parser() -> argparse.ArgumentParser:
     plan = verb("plan", _plan, "the layers and their bytes, and what a host would pull")
     plan.add_argument("--from", dest="other", metavar="OTHER", help="a matrix whose image the host has")
     patches = verb("patches", _patches, "the state of every patch site; exit status 3 if one is of no known shape")
-    patches.add_argument("--diff", action="store_true", help="print what the matrix's patches change, as a unified diff")
+    patches.add_argument(
+        "--diff", action="store_true", help="print what the matrix's patches change, as a unified diff"
+    )
+    _sources(patches, "a folder in which wheels are looked for first")
     smoke = verb("smoke", _smoke, "run the smoke test again on a built image", matrix=False)
     smoke.add_argument("image", metavar="IMAGE", help="an image of this builder")
     smoke.add_argument("--user", metavar="UID[:GID]", help="as this user instead of the image's own", type=_user)

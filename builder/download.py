@@ -49,7 +49,10 @@ PAUSE = 1.0
 """Seconds before the second attempt; they double with every failure in a row."""
 
 LEAST = 1000
-"""Bytes a second, over `TIMEOUT`'s seconds between two reads: below, a server counts as one that does not answer."""
+"""Bytes a second, over `WINDOW`: below, a server counts as one that does not answer."""
+
+WINDOW = 30.0
+"""Seconds over which the rate is looked at."""
 
 Report = Callable[[int, int | None], None]
 """What is told of the progress: bytes that are there, bytes of the whole where it is known."""
@@ -188,7 +191,7 @@ class Transfer:
             if total is not None and self._have > total:
                 self._ranges = False
                 raise TransferError(f"{self._host} sends more than {_exactly(total)}")
-            if (seconds := time.monotonic() - began) > TIMEOUT[1]:
+            if (seconds := time.monotonic() - began) > WINDOW:
                 if came < LEAST * seconds:
                     raise TransferError(f"{self._host} sends less than {pretty_size(LEAST)} a second")
                 began, came = time.monotonic(), 0

@@ -22,7 +22,7 @@ def smoke_spec(plan: LayerPlan, *, native: bool, patches: Sequence[Mapping[str, 
     imports, shared = known.pop("imports"), known.pop("shared_files", [])
     if plan.lock.version_of("sglang") is None or native:
         known["registries"] = []
-    artefacts = [artefact for artefact in plan.lock.artefacts if not (native and artefact.layer == "sglang")]
+    artefacts = [artefact for artefact in plan.artefacts if not (native and artefact.layer == "sglang")]
     versions = {artefact.name: artefact.version for artefact in artefacts}
     listed = [
         {key: getattr(artefact, key) for key in ("name", "version", "metadata_version", "file", "sha256", "layer")}

@@ -10,6 +10,7 @@ from builder.patches.apply import (
     look,
     patch_wheel,
     states,
+    write_patched,
 )
 from builder.patches.engine import Site, State
 
@@ -25,4 +26,5 @@ __all__ = [
     "look",
     "patch_wheel",
     "states",
+    "write_patched",
 ]

@@ -215,7 +215,11 @@ def patch_wheel(source: Path, patches: Patches, folder: Path, *, matrix_folder: 
 
     ``matrix_folder`` is what a diff's path is relative to. Raises as `inspect_wheel`, and `OSError` for a full disk.
     """
-    result = inspect_wheel(source, patches, matrix_folder)
+    return write_patched(inspect_wheel(source, patches, matrix_folder), folder)
+
+
+def write_patched(result: PatchResult, folder: Path) -> Patched | None:
+    """Write what `inspect_wheel` found into ``folder``; None where nothing changes."""
     if not result.local:
         return None
     changed = {change.file: change.after for change in result.files if change.before != change.after}

@@ -22,6 +22,7 @@ from builder.labels import INPUTS_LABEL
 from builder.lock import lock_path, write_lock
 from builder.render import render
 from builder.solve import failure
+from builder.supply import Supplies
 from tests.made import TINY, artefact, direct, lock_of, settings_at, tiny
 
 UV = Path("/usr/bin/env")
@@ -180,7 +181,9 @@ def test_the_size_of_a_direct_file_counts(tmp_path: Path, monkeypatch: pytest.Mo
     ready, folder = with_direct_file(tmp_path)
     with (folder / "part-1.0+cu1-py3-none-any.whl").open("r+b") as file:
         file.truncate(3_000_000_000)
-    ready = replace(ready, rendered=render(ready.loaded.matrix, ready.lock, UV, {p.name: p for p in folder.iterdir()}))
+    ready = replace(
+        ready, rendered=render(ready.loaded.matrix, ready.lock, UV, Supplies({p.name: p for p in folder.iterdir()}))
+    )
     monkeypatch.setattr("builder.build.shutil.disk_usage", lambda _: SimpleNamespace(free=1))
     with pytest.raises(BuildError, match="there is not enough disk space") as caught:
         check_disk(FakeEngine({}, EngineInfo("26", "classic", tmp_path, True)), ready)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -105,7 +106,8 @@ def test_a_direct_file_comes_from_its_url(site: Loopback, tmp_path: Path, capsys
     is_there(tmp_path, fetch_artefact(entry(site), settings_at(tmp_path)))
     assert site.requests == [(PATH, "")]
     out, err = capsys.readouterr()
-    assert (out, err) == ("", f"fetching {site.url}{PATH} …\nfetched {FILE}: 300 kB in 0 s\n")
+    told = re.sub(r"in \d+ s", "in N s", err)
+    assert (out, told) == ("", f"fetching {site.url}{PATH} …\nfetched {FILE}: 300 kB in N s\n")
 
 
 def test_what_is_in_the_cache_is_not_asked_for(site: Loopback, tmp_path: Path) -> None:
@@ -341,12 +343,14 @@ def test_what_a_failed_request_is_told_as(error: Exception, told: str) -> None:
 
 
 def test_a_server_that_sends_nothing(site: Loopback, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "TIMEOUT", (1.0, 0.1))
+    usual = download.TIMEOUT
+    monkeypatch.setattr(download, "TIMEOUT", (10.0, 0.1))
     site.files[PATH].pause = 0.4
     began = time.monotonic()
     assert refusal(site, entry(site), settings_at(tmp_path)) == not_had("HOST sent nothing for 0.1 s (4 attempts)")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     assert left(tmp_path) == []
+    monkeypatch.setattr(download, "TIMEOUT", usual)
     site.files[PATH].pause = 0.0
     is_there(tmp_path, fetch_artefact(entry(site), settings_at(tmp_path)))
 
@@ -371,12 +375,13 @@ def test_headway_forgives_earlier_failures(site: Loopback, tmp_path: Path, monke
 
 
 def test_a_server_that_only_drips(site: Loopback, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "TIMEOUT", (1.0, 0.2))
+    monkeypatch.setattr(download, "WINDOW", 0.2)
     site.files[PATH].pause, site.files[PATH].piece = 0.05, 10
     began = time.monotonic()
     told = refusal(site, entry(site), settings_at(tmp_path))
     assert told == not_had("HOST sends less than 1 kB a second (4 attempts)")
-    assert time.monotonic() - began < 5
+    # At this rate the whole of it takes 25 minutes.
+    assert time.monotonic() - began < 20
 
 
 def test_more_than_was_told(site: Loopback, tmp_path: Path) -> None:
@@ -463,10 +468,8 @@ def secure(authority: Path) -> Iterator[Loopback]:
 
 
 def test_an_authority_that_this_machine_does_not_know(secure: Loopback, authority: Path, tmp_path: Path) -> None:
-    began = time.monotonic()
     told = refusal(secure, entry(secure), settings_at(tmp_path, ca=Path(ssl.get_default_verify_paths().cafile or "")))
     assert told == not_had("the certificate of HOST is not valid here: self-signed certificate")
-    assert time.monotonic() - began < 5
     assert left(tmp_path) == []
     is_there(tmp_path, fetch_artefact(entry(secure), settings_at(tmp_path, ca=authority)))
 
@@ -712,11 +715,11 @@ def test_an_interrupt_stops_all(site: Loopback, tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(Bar, "report", report)
     lock = lock_of(tiny().matrix, *four(site))
-    site.files[f"/{slow}"] = Served(bytes(100), pause=0.1, piece=1)
+    site.files[f"/{slow}"] = Served(bytes(300), pause=0.1, piece=1)
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         fetch_all(lock, settings_at(tmp_path))
-    assert time.monotonic() - began < 5, "the slow one alone takes 10 s"
+    assert time.monotonic() - began < 20, "the slow one alone takes 30 s"
 
 
 def test_a_full_disk_stops_all(site: Loopback, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
