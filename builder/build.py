@@ -9,7 +9,7 @@ import contextlib
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from builder.render import Rendered, render
 from builder.rules import RULES, Context, Rule, evaluate_rules
 from builder.settings import Settings
 from builder.solve import solve
+from builder.supply import gather
 
 DISK_MARGIN = 1.1
 """For bytecode, and for what differs between the stack that was measured (facts/unpacked.yaml) and another."""
@@ -82,6 +83,18 @@ def prepare(path: Path, rules: Mapping[str, Rule] = RULES) -> Prepared:
     return Prepared(loaded, lock, rendered, findings)
 
 
+def supplied(prepared: Prepared, settings: Settings) -> Prepared:
+    """`prepared` with what comes from this machine: direct files, fetched and checked, and patched wheels.
+
+    Raises one error for all direct files that cannot be had, see `fetch_all`; then what patching raises.
+    """
+    supplies = gather(prepared.loaded, prepared.lock, settings)
+    if not supplies.wheels and not supplies.reports:
+        return prepared
+    rendered = render(prepared.loaded.matrix, prepared.lock, Path(find_uv_bin()), supplies)
+    return replace(prepared, rendered=replace(rendered, inputs=prepared.rendered.digest))
+
+
 def current_image(engine: Engine, prepared: Prepared) -> Image | None:
     """The image of exactly these inputs, under both its names; None if it has to be built."""
     content, plain = (engine.find(name) for name in prepared.names)
@@ -96,7 +109,10 @@ def check_disk(engine: Engine, prepared: Prepared) -> None:
     if not info.local:
         note(f"disk: not checked, {info.data_root} is on another machine")
         return
-    wheels = prepared.rendered.plan.bytes
+    # Of direct files no source states a size; they are here by now.
+    unstated = {artefact.file for artefact in prepared.lock.artefacts if artefact.size is None}
+    fetched = (path for name, path in prepared.rendered.links.items() if Path(name).name in unstated)
+    wheels = prepared.rendered.plan.bytes + sum(path.stat().st_size for path in fetched)
     # The containerd store keeps each layer twice: as it is pushed, and unpacked.
     copies = 2 if info.store == "containerd" else 1
     unpacked = load_facts(UnpackedFact)[0]
@@ -142,8 +158,10 @@ def build_image(
 def stages_of(prepared: Prepared) -> list[Stage]:
     """The rows of the display."""
     stages = [Stage("python", "Python environment")]
+    local = {Path(name).name: path for name, path in prepared.rendered.links.items()}
     for layer in prepared.rendered.plan.layers:
-        sizes = {artefact.name: artefact.size or 0 for artefact in layer.artefacts}
+        # Of direct files no source states a size; they are here by now.
+        sizes = {a.name: a.size or (local[a.file].stat().st_size if a.file in local else 0) for a in layer.artefacts}
         if layer.name == "sglang":
             stages.append(Stage("proof_native", "smoke test, native part"))
         stages.append(Stage(layer.name, layer.title, sizes))
@@ -203,6 +221,7 @@ def make(path: Path, settings: Settings, *, no_cache: bool = False) -> tuple[Pre
     for finding in prepared.findings:
         note(str(finding))
     buildx = find_buildx()
+    prepared = supplied(prepared, settings)
     check_disk(engine, prepared)
     image = build_image(prepared, engine, buildx, settings, no_cache=no_cache)
     return prepared, engine, image, True

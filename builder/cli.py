@@ -9,9 +9,13 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from builder import __version__
-from builder.errors import BuilderError, ExitCode
+from builder.errors import BuilderError, ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from builder.settings import Settings
 
 ROOT = Path(__file__).resolve().parent.parent
 MATRICES = ROOT / "matrices"
@@ -25,6 +29,19 @@ def _path(arguments: argparse.Namespace) -> Path:
     path = find_matrix(arguments.matrix, MATRICES)
     # As the user would write it: messages say `matrices/x.yaml:12`.
     return path.relative_to(Path.cwd()) if path.is_absolute() and path.is_relative_to(Path.cwd()) else path
+
+
+def _site(arguments: argparse.Namespace) -> Settings:
+    """The settings, with what `--index` and `--wheels` say."""
+    from builder.settings import load, with_options
+
+    site = with_options(load(), arguments.index, arguments.wheels)
+    if arguments.index:
+        from builder.fetch import require_used
+        from builder.matrix import load as load_matrix
+
+        require_used(site, arguments.index, load_matrix(_path(arguments)).matrix)
+    return site
 
 
 def _print_json(value: object) -> None:
@@ -67,18 +84,27 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _lock(arguments: argparse.Namespace) -> int:
-    from builder.locking import check_lock, make_lock
-    from builder.settings import load as settings
-
     path = _path(arguments)
+    if arguments.wheels and not arguments.repin:
+        hint = "a resolution fetches no wheels; they are looked at with `--repin PACKAGE`"
+        raise UsageError("`--wheels` without `--repin`", hint=hint)
+    site = _site(arguments)
+    if arguments.repin:
+        from builder.repin import repin
+
+        report = repin(path, arguments.repin, site)
+        _print_json(report.as_json()) if arguments.json else print(report.as_text(arguments.matrix))
+        return report.exit_code
+    from builder.locking import check_lock, make_lock
+
     if arguments.check:
-        lines = check_lock(path, settings())
+        lines = check_lock(path, site)
         if arguments.json:
             _print_json({"ok": not lines, "drift": lines})
         else:
             print("\n".join(lines) if lines else f"{path}: the lock is current")
         return ExitCode.LOCK if lines else ExitCode.OK
-    lock, lines = make_lock(path, settings(), as_of=arguments.as_of)
+    lock, lines = make_lock(path, site, as_of=arguments.as_of)
     if arguments.json:
         _print_json({"ok": True, "lock": lock.digest, "artefacts": len(lock.artefacts), "drift": lines})
     else:
@@ -96,9 +122,8 @@ def _render(arguments: argparse.Namespace) -> int:
 def _build(arguments: argparse.Namespace) -> int:
     from builder.engine import connect
     from builder.noop import recall, remember
-    from builder.settings import load as settings
 
-    site = settings()
+    site = _site(arguments)
     asked = Path(arguments.matrix) if arguments.matrix.endswith(".yaml") else MATRICES / f"{arguments.matrix}.yaml"
     # What is wrong with the matrix is said first: an engine that does not answer is left to the whole way.
     engine = None
@@ -112,7 +137,8 @@ def _build(arguments: argparse.Namespace) -> int:
         prepared, engine, image, built = make(_path(arguments), site, no_cache=arguments.no_cache)
         data = as_json(engine, prepared, image, built=built)
         text = as_text(data, prepared)
-        remember(prepared.loaded.path, site.cache, prepared.rendered.digest, data, text)
+        diffs = [diff.file for diff in prepared.loaded.matrix.patches.diffs]
+        remember(prepared.loaded.path, site.cache, prepared.rendered.digest, data, text, diffs)
     else:
         data, text = known
     assert engine is not None
@@ -137,6 +163,21 @@ def _plan(arguments: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
+def _patches(arguments: argparse.Namespace) -> int:
+    from builder.fetch import fetch_artefact
+    from builder.patches.listing import as_json, as_text, listing
+
+    site = _site(arguments)
+    found = listing(_path(arguments), lambda artefact, indexes: fetch_artefact(artefact, site, indexes=indexes))
+    if arguments.json:
+        _print_json(as_json(found) | ({"diff": found.diff} if arguments.diff else {}))
+    elif arguments.diff:
+        print(found.diff, end="")
+    else:
+        print(as_text(found))
+    return ExitCode.OK if found.ok else ExitCode.FINDINGS
+
+
 def _smoke(arguments: argparse.Namespace) -> int:
     from builder.smoking import as_text, smoke
 
@@ -146,6 +187,21 @@ def _smoke(arguments: argparse.Namespace) -> int:
     else:
         print(as_text(data))
     return ExitCode.OK if data["ok"] else ExitCode.FINDINGS
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from builder.running import as_shell, execute, find_client, prepare, run_argv
+
+    options, engine = prepare(arguments, MATRICES)
+    # What is printed finds the client by its name, as a shell does.
+    argv = run_argv(options, "docker" if arguments.dry_run else find_client())
+    if arguments.json:
+        _print_json({"argv": argv, "docker_host": engine.host, "image": options.image})
+        return ExitCode.OK
+    if arguments.dry_run:
+        print(as_shell(argv, engine.host))
+        return ExitCode.OK
+    return execute(argv, engine, gpus=options.gpus != "none")
 
 
 def _prune(arguments: argparse.Namespace) -> int:
@@ -181,6 +237,10 @@ def parser() -> argparse.ArgumentParser:
         "--check", action="store_true", help="change nothing, say what drifted; exit status 4 if anything did"
     )
     which.add_argument("--as-of", metavar="DATE", help="set the matrix's date (YYYY-MM-DD) first")
+    which.add_argument(
+        "--repin", metavar="PACKAGE", help="take the content that a replaced file has now, into the matrix and the lock"
+    )
+    _sources(lock, "with --repin: a folder in which its wheel is looked for first")
     render = verb("render", _render, "print the Dockerfile")
     render.add_argument("--diff", action="store_true", help="print what differs from the Dockerfile of the last build")
     build = verb("build", _build, "build, prove and tag the image")
@@ -188,15 +248,47 @@ def parser() -> argparse.ArgumentParser:
         "--tag", action="append", default=[], metavar="T", help="a further name for the image", type=_tag
     )
     build.add_argument("--no-cache", action="store_true", help="build every layer again")
+    _sources(build, "a folder in which wheels that are on no index are looked for first")
     plan = verb("plan", _plan, "the layers and their bytes, and what a host would pull")
     plan.add_argument("--from", dest="other", metavar="OTHER", help="a matrix whose image the host has")
+    patches = verb("patches", _patches, "the state of every patch site; exit status 3 if one is of no known shape")
+    patches.add_argument(
+        "--diff", action="store_true", help="print what the matrix's patches change, as a unified diff"
+    )
+    _sources(patches, "a folder in which wheels are looked for first")
     smoke = verb("smoke", _smoke, "run the smoke test again on a built image", matrix=False)
     smoke.add_argument("image", metavar="IMAGE", help="an image of this builder")
     smoke.add_argument("--user", metavar="UID[:GID]", help="as this user instead of the image's own", type=_user)
+    run = verb("run", _run, "run COMMAND in the image, on GPUs; the exit status is COMMAND's", matrix=False)
+    run.usage = "builder run MATRIX|IMAGE [options] [-- COMMAND …]"
+    run.add_argument("target", metavar="MATRIX|IMAGE", help="a matrix whose image is built, or an image of ours")
+    run.set_defaults(command=[])
+    each: dict[str, Any] = {"action": "append", "default": []}
+    run.add_argument("--dry-run", action="store_true", help="print the docker command and run nothing")
+    run.add_argument("--gpus", default="all", metavar="G", help="all (the default), none, a count, or device=0,1")
+    run.add_argument("--model", **each, type=Path, metavar="DIR", help="a model's folder, read-only as /models/NAME")
+    run.add_argument("--hf-cache", type=Path, metavar="DIR", help="the model hub's cache, for models named by their id")
+    run.add_argument("--publish", **each, metavar="PORT", help="a port, on loopback unless an address is given")
+    run.add_argument("--env", **each, metavar="K[=V]", help="an environment variable; K alone hands on its value here")
+    run.add_argument("--nccl-p2p", choices=("on", "off"), default="on", help="off: GPUs exchange data through memory")
+    run.add_argument("--network", default="", metavar="N", help="host, none or a network's name (default: docker's)")
+    run.add_argument("--ipc", choices=("host", "private"), default="host", help="whose shared memory (default: host)")
+    run.add_argument("--shm-size", default="", metavar="S", help="size of /dev/shm with --ipc private (default: 32g)")
+    run.add_argument("--cache", default="", metavar="V", help="the volume for compiled kernels, or none")
+    run.add_argument("--user", metavar="UID[:GID]", help="as this user instead of the image's own", type=_user)
+    run.add_argument("--name", default="", help="the container's name")
+    run.add_argument("-i", "--interactive", action="store_true", help="hand on standard input")
     prune = verb("prune", _prune, "what this builder keeps on this machine: images, build cache, files", matrix=False)
     prune.add_argument("--yes", action="store_true", help="free it (without this, it is only shown)")
     prune.add_argument("--keep", action="append", default=[], metavar="MATRIX", help="keep the image of this matrix")
     return top
+
+
+def _sources(verb: argparse.ArgumentParser, wheels: str) -> None:
+    """The options that say where files come from; `_site` reads them."""
+    index = "another URL for an index of the matrix, or a mirror of its direct files; `default` is the default index"
+    verb.add_argument("--index", action="append", default=[], metavar="NAME=URL", help=index)
+    verb.add_argument("--wheels", action="append", default=[], metavar="DIR", help=wheels)
 
 
 def _tag(value: str) -> str:
@@ -209,6 +301,14 @@ def _tag(value: str) -> str:
     return value if ":" in value.rsplit("/", 1)[-1] else f"{value}:latest"
 
 
+def _command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Ours and, for `run`, COMMAND: all that is after the first `--`, which argparse would take apart."""
+    if argv[:1] != ["run"] or "--" not in argv:
+        return list(argv), []
+    at = list(argv).index("--")
+    return list(argv[:at]), list(argv[at + 1 :])
+
+
 def _user(value: str) -> str:
     import re
 
@@ -219,7 +319,10 @@ def _user(value: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a verb; errors go to stderr with the exit code of their class."""
-    arguments = parser().parse_args(argv)
+    words, command = _command(sys.argv[1:] if argv is None else argv)
+    arguments = parser().parse_args(words)
+    if command:
+        arguments.command = command
     run: Verb = arguments.run
     try:
         return int(run(arguments))

@@ -206,4 +206,5 @@ def row(stage: Stage) -> tuple[str, str, str, str, str, str]:
 
 def note(message: str) -> None:
     """A line of progress on stderr."""
-    print(message, file=sys.stderr, flush=True)
+    # In one piece: several threads may have something to say.
+    print(f"{message}\n", end="", file=sys.stderr, flush=True)

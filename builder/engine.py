@@ -115,6 +115,13 @@ class Engine:
         local = self.host.startswith("unix://") and data_root.is_dir()
         return EngineInfo(self.version, store, data_root, local)
 
+    def gpu_runtimes(self) -> tuple[str, ...]:
+        """What the engine lists of NVIDIA: runtimes and devices. Empty also where only a hook is set up, which works."""
+        raw = self._guard(self._client.info)
+        found = [str(name) for name in raw.get("Runtimes") or () if "nvidia" in str(name)]
+        found += [str(device.get("ID")) for device in raw.get("DiscoveredDevices") or () if "nvidia" in str(device)]
+        return tuple(sorted(found))
+
     def find(self, reference: str) -> Image | None:
         """The image of that name or id; None if there is none."""
         try:
@@ -159,6 +166,15 @@ class Engine:
     def remove(self, reference: str) -> None:
         """Remove an image and its names. Raises `BuildError` where a container uses it."""
         self._guard(lambda: self._client.api.remove_image(reference, force=True))
+
+    def volumes(self, label: str) -> list[str]:
+        """The names of the volumes with the label (`name=value`), sorted."""
+        found = self._guard(lambda: self._client.api.volumes(filters={"label": label}))
+        return sorted(volume["Name"] for volume in found.get("Volumes") or ())
+
+    def remove_volume(self, name: str) -> None:
+        """Remove a volume. Raises `BuildError` where a container uses it."""
+        self._guard(lambda: self._client.api.remove_volume(name))
 
     def read_file(self, reference: str, path: str) -> bytes:
         """A file out of an image, through a container that is made, never started, and removed."""

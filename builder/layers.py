@@ -5,7 +5,7 @@ Layers are ordered by rate of change (facts/layers.yaml); a layer's content depe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -104,6 +104,12 @@ class LayerPlan:
     lock: Lock
     layers: tuple[Layer, ...]
 
+    @property
+    def artefacts(self) -> tuple[Artefact, ...]:
+        """Every wheel that is installed, patched ones in place of the lock's, sorted by name."""
+        found = (artefact for layer in self.layers for artefact in layer.artefacts)
+        return tuple(sorted(found, key=lambda artefact: artefact.name))
+
     def layer(self, name: str) -> Layer | None:
         """The layer `name`; None if this stack has nothing in it."""
         return next((layer for layer in self.layers if layer.name == name), None)
@@ -133,8 +139,8 @@ class LayerPlan:
         return sum(layer.bytes for layer in self.layers)
 
 
-def plan_layers(matrix: Matrix, lock: Lock) -> LayerPlan:
-    """The layer plan of a lock. Layers that would be empty are left out.
+def plan_layers(matrix: Matrix, lock: Lock, installed: Mapping[str, Artefact] | None = None) -> LayerPlan:
+    """The layer plan of a lock, with `installed` in place of the entries of those packages. Empty layers are left out.
 
     Raises `UsageError` for a wheel of a layer that no stage installs: it would be missing from the image.
     """
@@ -147,7 +153,8 @@ def plan_layers(matrix: Matrix, lock: Lock) -> LayerPlan:
     described = {fact.layer: fact for fact in facts.load_facts(facts.LayerFact)}
     layers = []
     for position, name in enumerate(ORDER):
-        artefacts = tuple(artefact for artefact in lock.artefacts if artefact.layer == name)
+        locked = (artefact for artefact in lock.artefacts if artefact.layer == name)
+        artefacts = tuple((installed or {}).get(artefact.name, artefact) for artefact in locked)
         if artefacts:
             layers.append(
                 Layer(

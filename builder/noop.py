@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,17 @@ from builder.labels import INPUTS_LABEL
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def fingerprint(path: Path) -> str:
-    """The sha256 of everything that decides the image of the matrix at `path`. Raises `OSError` for a missing file."""
+def fingerprint(path: Path, diffs: Sequence[str] = ()) -> str:
+    """The sha256 of everything that decides the image of the matrix at `path`, with its own `diffs` (relative to it).
+
+    Raises `OSError` for a missing file.
+    """
     lock = path.with_name(path.name.removesuffix(path.suffix) + ".lock.json")
     files = [path, lock, ROOT / "Dockerfile.base"]
     for folder in ("builder", "templates"):
         files += sorted(file for file in (ROOT / folder).rglob("*") if file.suffix in (".py", ".yaml", ".j2", ".sh"))
     digest = hashlib.sha256(version("uv").encode())
-    for file in files:
+    for file in [*files, *(path.parent / name for name in diffs)]:
         content = file.read_bytes()
         digest.update(f"\0{file.name}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()
@@ -37,9 +40,11 @@ def _stamp(path: Path, cache: Path) -> Path:
     return cache / "contexts" / f"{path.stem}.built.json"
 
 
-def remember(path: Path, cache: Path, inputs: str, data: Mapping[str, Any], text: str) -> None:
-    """Keep what a build told, for the next time."""
-    kept = {"fingerprint": fingerprint(path), "inputs": inputs, "data": data, "text": text}
+def remember(
+    path: Path, cache: Path, inputs: str, data: Mapping[str, Any], text: str, diffs: Sequence[str] = ()
+) -> None:
+    """Keep what a build told, for the next time. ``diffs`` are the files that the matrix applies, relative to it."""
+    kept = {"fingerprint": fingerprint(path, diffs), "diffs": list(diffs), "inputs": inputs, "data": data, "text": text}
     write_atomic(_stamp(path, cache), json.dumps(kept))
 
 
@@ -47,7 +52,7 @@ def recall(path: Path, cache: Path, engine: Engine) -> tuple[dict[str, Any], str
     """The report and text of the image that these inputs gave; None if there is anything to do."""
     try:
         kept = json.loads(_stamp(path, cache).read_text(encoding="utf-8"))
-        if kept["fingerprint"] != fingerprint(path):
+        if kept["fingerprint"] != fingerprint(path, kept["diffs"]):
             return None
         data, text, inputs = kept["data"], kept["text"], kept["inputs"]
         images = [engine.find(name) for name in data["image"]["names"]]

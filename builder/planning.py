@@ -15,7 +15,10 @@ from builder.matrix import load
 
 @dataclass(frozen=True)
 class Row:
-    """A layer of the plan. ``bytes`` are compressed, as wheels; ``new`` says whether a host with the other image lacks it."""
+    """A layer of the plan. ``bytes`` are compressed, as wheels; ``new`` says whether a host with the other image lacks it.
+
+    ``uncounted`` are wheels whose sources state no size.
+    """
 
     layer: str
     title: str
@@ -23,6 +26,7 @@ class Row:
     bytes: int
     new: bool
     differs: tuple[str, ...]
+    uncounted: tuple[str, ...] = ()
 
 
 def plan(path: Path, other: Path | None) -> list[Row]:
@@ -42,6 +46,7 @@ def plan(path: Path, other: Path | None) -> list[Row]:
                 layer.bytes,
                 old_content != content,
                 _differs(old, layer) if old else (),
+                tuple(artefact.name for artefact in layer.artefacts if artefact.size is None),
             )
         )
     return rows
@@ -94,6 +99,7 @@ def as_json(rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "layers": listed,
         "bytes": sum(row.bytes for row in rows),
+        "uncounted": [name for row in rows for name in row.uncounted],
         "bytes_to_pull": sum(row.bytes for row in rows if row.new),
     }
 
@@ -110,5 +116,7 @@ def as_text(rows: Sequence[Row]) -> str:
     lines.append(
         f"{'all wheels':<{width}}  {sum(r.wheels for r in rows):>6}  {pretty_size(total):>10}  {pretty_size(pull):>7}"
     )
+    if uncounted := [name for row in rows for name in row.uncounted]:
+        lines.append(f"not counted, since their sources state no size: {', '.join(uncounted)}")
     lines.append("bytes are those of the wheels; a registry's layers are compressed anew and about as large")
     return "\n".join(lines)

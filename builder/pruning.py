@@ -24,18 +24,20 @@ _OUR_STEPS = re.compile(
 
 
 def prune(*, yes: bool, keep: list[str]) -> dict[str, Any]:
-    """What is kept and, with `yes`, was freed: images, build cache records, cache folders (bytes each).
+    """What is kept and, with `yes`, was freed: images, volumes, build cache records, cache folders (bytes where known).
 
     What could not be looked at or removed is said under ``problems`` and does not stop the rest.
     """
     images: list[dict[str, Any]] = []
+    volumes: list[str] = []
     records: list[dict[str, Any]] = []
     problems: list[str] = []
     try:
         engine = connect()
-        images = _images(engine, keep)
+        images, volumes = _images(engine, keep), _volumes(engine, keep)
         if yes:
             images = [image for image in images if _remove(engine, image, problems)]
+            volumes = [name for name in volumes if _remove_volume(engine, name, problems)]
         buildx = find_buildx()
         records = _records(engine, buildx)
         if yes:
@@ -46,7 +48,14 @@ def prune(*, yes: bool, keep: list[str]) -> dict[str, Any]:
     if yes:
         for folder in folders:
             shutil.rmtree(folder["path"], ignore_errors=True)
-    data = {"freed": yes, "images": images, "build_cache": records, "folders": folders, "problems": problems}
+    data = {
+        "freed": yes,
+        "images": images,
+        "volumes": volumes,
+        "build_cache": records,
+        "folders": folders,
+        "problems": problems,
+    }
     return data | {"text": _text(data)}
 
 
@@ -66,6 +75,22 @@ def _images(engine: Engine, keep: list[str]) -> list[dict[str, Any]]:
         for image in engine.ours(LABEL)
         if image.labels.get(f"{LABEL}.matrix") not in keep and not (keep and image.labels[LABEL] == "base")
     ]
+
+
+def _volumes(engine: Engine, keep: list[str]) -> list[str]:
+    """The volumes that `builder run` made; those of kept images stay, which are named by the image's id."""
+    kept = [image for image in engine.ours(LABEL) if image.labels.get(f"{LABEL}.matrix") in keep]
+    ids = [image.id.removeprefix("sha256:")[:12] for image in kept]
+    return [name for name in engine.volumes(f"{LABEL}=cache") if not any(part in name for part in ids)]
+
+
+def _remove_volume(engine: Engine, name: str, problems: list[str]) -> bool:
+    try:
+        engine.remove_volume(name)
+    except BuilderError as error:
+        problems.append(f"{name} stays: {error.because or error.what}")
+        return False
+    return True
 
 
 def _records(engine: Engine, buildx: Buildx) -> list[dict[str, Any]]:
@@ -117,6 +142,7 @@ def _folders(cache: Path) -> list[dict[str, Any]]:
         "rootfs": "bootstrapped OS file systems",
         "contexts": "build contexts",
         "metadata": "METADATA of wheels",
+        "wheels": "wheels that were fetched",
         "apt": "the archive's indexes",
     }
     rows = []
@@ -132,13 +158,14 @@ def _text(data: Mapping[str, Any]) -> str:
     lines = [f"engine: {problem}" for problem in data["problems"]]
     for image in data["images"]:
         lines.append(f"image   {pretty_size(image['bytes']):>9}  {', '.join(image['names']) or image['id'][:19]}")
+    lines += [f"volume  {'':>9}  {name} (kernels that servers compiled)" for name in data["volumes"]]
     cached = sum(record["bytes"] for record in data["build_cache"])
     if data["build_cache"]:
         count = len(data["build_cache"])
         lines.append(f"cache   {pretty_size(cached):>9}  {count} records of the build cache, shared with the images")
     for folder in data["folders"]:
         lines.append(f"files   {pretty_size(folder['bytes']):>9}  {folder['path']} ({folder['what']})")
-    if not (data["images"] or data["build_cache"] or data["folders"]):
+    if not (data["images"] or data["volumes"] or data["build_cache"] or data["folders"]):
         return "\n".join([*lines, "nothing of ours is on this machine" if not lines else "no files of ours are here"])
     lines.append("freed" if data["freed"] else "nothing was removed; free it: `builder prune --yes`")
     return "\n".join(lines)

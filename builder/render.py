@@ -10,12 +10,13 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import resources
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -25,10 +26,10 @@ from builder.errors import UsageError
 from builder.files import canonical_json, pretty_size, sha256_hex, write_atomic
 from builder.labels import LABEL
 from builder.layers import ORDER, LayerPlan, plan_layers, stage_below
-from builder.lock import Artefact, Lock
+from builder.lock import Lock
 from builder.matrix import Matrix
-from builder.settings import redact
 from builder.smokespec import smoke_spec
+from builder.supply import Supplies, patch_inputs, patch_words, stand_ins
 
 ROOT = Path(__file__).resolve().parent.parent
 TEMPLATES = ROOT / "templates"
@@ -124,6 +125,10 @@ def image_labels(plan: LayerPlan) -> dict[str, str]:
     for name in matrix.stack.pins():
         if version := lock.version_of(name):
             labels[f"{LABEL}.stack.{name}"] = version
+    sets = [name for name in ("sm120", "eagle3") if getattr(matrix.patches, name) is not None]
+    if sets or matrix.patches.diffs:
+        # Which sites were patched and which a release has itself stands in /opt/sglang-stack/patches.json.
+        labels[f"{LABEL}.patches"] = ",".join([*sets, *(f"diff{i + 1}" for i in range(len(matrix.patches.diffs)))])
     return labels
 
 
@@ -149,11 +154,16 @@ class Rendered:
     links: Mapping[str, Path]
     """Files of the context that are large and already on disk: relative path → file."""
 
+    inputs: str = ""
+    """The digest that these were rendered for, where files of this machine were put in since."""
+
     @cached_property
     def digest(self) -> str:
-        """The sha256 of everything that goes into the build but large files, which the lock pins by hash."""
+        """The sha256 of everything that decides the image; of large files their hashes, which the lock pins."""
+        if self.inputs:
+            return self.inputs
         contents = {name: sha256_hex(data) for name, data in self.context.items()}
-        return sha256_hex(canonical_json([self.dockerfile, contents, version("uv")]))
+        return sha256_hex(canonical_json([self.dockerfile, contents, version("uv"), patch_inputs(self.plan.matrix)]))
 
     def for_site(self, secrets: Collection[str]) -> Rendered:
         """The same without the mounts of secrets that the site does not give.
@@ -208,9 +218,13 @@ def _environment() -> Environment:
     return environment
 
 
-def render(matrix: Matrix, lock: Lock, uv: Path, wheels: Mapping[str, Path] | None = None) -> Rendered:
-    """The Dockerfile and context of a locked matrix. `wheels` are local files by name, for artefacts with no index."""
-    plan = plan_layers(matrix, lock)
+def render(matrix: Matrix, lock: Lock, uv: Path, supplies: Supplies | None = None) -> Rendered:
+    """The Dockerfile and context of a locked matrix.
+
+    Without `supplies` the context lacks direct files and nothing is patched: there is only something to read.
+    """
+    given = supplies or Supplies(installed=stand_ins(matrix, lock))
+    plan = plan_layers(matrix, lock, given.installed)
     view = View(plan, base_image(matrix, lock))
     text = _environment().get_template("Dockerfile.j2").render(plan=view)
     # One blank line between parts, whatever white space the templates leave.
@@ -228,29 +242,21 @@ def render(matrix: Matrix, lock: Lock, uv: Path, wheels: Mapping[str, Path] | No
     for name, data in _smoke_files().items():
         context[f"smoke/builder/{name}"] = data
     context["native.json"] = _json(smoke_spec(plan, native=True))
-    context["proof/spec.json"] = _json(smoke_spec(plan, native=False))
+    context["proof/spec.json"] = _json(smoke_spec(plan, native=False, patches=given.reports))
     context["proof/lock.json"] = lock.text().encode()
-    context["proof/about.json"] = _json(about(plan))
+    context["proof/about.json"] = _json(about(plan, given.reports))
+    if given.reports:
+        context["proof/patches.json"] = _json(given.reports)
+        context["proof/patches.diff"] = given.diff.encode(errors="surrogateescape")
     links = {"tools/uv": uv}
     for layer in plan.layers:
         for artefact in layer.artefacts:
-            if artefact.index is None:
-                links[f"layers/{layer.name}/wheels/{artefact.file}"] = _local(artefact, wheels or {})
+            if artefact.file in given.wheels:
+                links[f"layers/{layer.name}/wheels/{artefact.file}"] = given.wheels[artefact.file]
     return Rendered(plan, dockerfile, context, links)
 
 
-def _local(artefact: Artefact, wheels: Mapping[str, Path]) -> Path:
-    try:
-        return wheels[artefact.file]
-    except KeyError:
-        raise UsageError(
-            f"`{artefact.file}` is on no index, and there is no copy of it here",
-            because=f"the matrix takes it from {redact(artefact.url or 'a file')} (sha256 {artefact.sha256}), which this version does not fetch",
-            hint="take a release that an index has",
-        ) from None
-
-
-def about(plan: LayerPlan) -> dict[str, object]:
+def about(plan: LayerPlan, reports: Sequence[Mapping[str, Any]] = ()) -> dict[str, object]:
     """What `docker run IMAGE` prints, as far as it is known before the build."""
     matrix, lock = plan.matrix, plan.lock
     names = [*matrix.stack.pins()]
@@ -265,7 +271,7 @@ def about(plan: LayerPlan) -> dict[str, object]:
         if "torch" in names
         else "",
         "gpus": list(matrix.gpus),
-        "patches": sorted(name for name in ("sm120", "eagle3") if getattr(matrix.patches, name) is not None),
+        "patches": patch_words(reports),
         "stack": [[name, lock.version_of(name) or "-"] for name in names],
         "sglang": "sglang" in names,
     }

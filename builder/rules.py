@@ -13,7 +13,16 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from builder import knownrules, lockrules
-from builder.facts import CubinFact, CudaFact, DistributionFact, GpuFact, KernelFact, TorchFact, load_facts
+from builder.facts import (
+    CompiledFact,
+    CubinFact,
+    CudaFact,
+    DistributionFact,
+    GpuFact,
+    KernelFact,
+    TorchFact,
+    load_facts,
+)
 from builder.findings import Finding, Severity
 from builder.matrix import ArchiveBase
 from builder.rulebook import RULES, Context, Evaluate, Rule, evaluate_rules, local_cuda, rule
@@ -92,18 +101,23 @@ def _jit_none(context: Context) -> Iterator[Finding]:
         return
     fact = next((f for f in load_facts(CudaFact) if f.covers(matrix.cuda.minor)), None)
     possible = fact is not None and fact.jit
+    pins = matrix.stack.pins()
+    lost = [f for f in load_facts(CompiledFact) if f.package in pins and _fits(pins[f.package], f.versions)]
+    because = fact.because if fact is not None and not possible else "the matrix says `jit: none`"
+    because += "".join(f"; {f.package} {pins[f.package]} has no other code for {f.what}" for f in lost)
+    serve = "to serve such models " if lost else ""
     verb = "compiles" if len(users) == 1 else "compile"
     yield Finding(
         rule="jit-none",
         severity=WARNING,
         subject="cuda.jit",
         message=f"no compiler in the image: kernels that {' and '.join(users)} {verb} at run time cannot be used",
-        because=fact.because if fact is not None and not possible else "the matrix says `jit: none`",
-        hint=f"write `jit: nvcc` and name CUDA {matrix.cuda.minor}'s compiler parts"
+        because=because,
+        hint=f"{serve}write `jit: nvcc` and name CUDA {matrix.cuda.minor}'s compiler parts"
         if possible
-        else "take CUDA 13 if they are needed",
+        else f"{serve}take CUDA 13" + ("" if serve else " if they are needed"),
         where=context.loaded.where("cuda", "jit"),
-        source=fact.source if fact is not None else "",
+        source="; ".join([*([fact.source] if fact is not None else []), *(f.source for f in lost)]),
     )
 
 

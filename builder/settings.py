@@ -9,17 +9,20 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from builder.errors import UsageError
 
-CONFIG_KEYS = frozenset({"ca", "index", "indexes", "archive", "netrc", "cache"})
+CONFIG_KEYS = frozenset({"ca", "index", "indexes", "archive", "netrc", "cache", "wheels"})
 _CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "CURL_CA_BUNDLE")
 _INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
+# `BUILDER_INDEX_TORCH_CU130` is for the index `torch-cu130`.
+_INDEX_PREFIX = "BUILDER_INDEX_"
+_INDEX_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}", re.ASCII)
 _PROXY_VARIABLES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
 # Where distributions keep the bundle that holds the site's own authority once an administrator has added it.
 _SYSTEM_CA = (Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/pki/tls/certs/ca-bundle.crt"))
@@ -34,9 +37,18 @@ def redact(url: str) -> str:
     return re.sub(r"(?<=://)[^/\s]+@", "***@", url)
 
 
+def _shown(text: str) -> str:
+    """What was given instead of a URL, for a message: a password may stand in it all the same."""
+    return re.sub(r"^[^/\s]*@", "***@", redact(text))
+
+
 @dataclass(frozen=True)
 class Settings:
-    """What the site wants. Paths are absolute; ``indexes`` maps an index name of a matrix to the URL to use instead."""
+    """What the site wants. Paths are absolute.
+
+    ``indexes`` maps an index name of a matrix to the URL to use instead; each of them is a mirror of direct files too.
+    ``wheels`` are folders in which wheels are looked for before anything is asked.
+    """
 
     ca: Path | None = None
     index: str | None = None
@@ -45,6 +57,7 @@ class Settings:
     netrc: Path | None = None
     proxies: Mapping[str, str] = field(default_factory=dict)
     cache: Path = Path()
+    wheels: tuple[Path, ...] = ()
 
     def child_environment(self) -> dict[str, str]:
         """The environment for uv and apt-based helpers: the caller's, less other tools' index settings, plus ours."""
@@ -117,7 +130,7 @@ def _url(value: object, name: str, where: str, schemes: tuple[str, ...] = ("http
         valid = False
     # A newline or a space in a URL could end up as an argument of its own somewhere down the line.
     if not valid or re.search(r"[\s\x00-\x1f\x7f\"'\\<>`]", url):
-        because = f"got {redact(url)[:200]!r}, allowed: {', '.join(f'{scheme}://…' for scheme in schemes)}"
+        because = f"got {_shown(url)[:200]!r}, allowed: {', '.join(f'{scheme}://…' for scheme in schemes)}"
         raise UsageError(f"`{name}` is not a URL", where=where, because=because)
     return url
 
@@ -145,14 +158,11 @@ def load() -> Settings:
         ca = next((bundle for bundle in _SYSTEM_CA if bundle.is_file()), None)
     if ca is not None and ca in _SYSTEM_CA and not adds_authorities(ca):
         ca = None
-    named = config.get("indexes", {})
-    if not isinstance(named, dict):
-        raise UsageError("`indexes` is not a table", where=where, hint='write `indexes.NAME = "https://…"`')
     cache_value, _ = pick("cache", "BUILDER_CACHE")
     return Settings(
         ca=ca,
         index=_url(*_named("index", pick("index", "BUILDER_INDEX", _INDEX_VARIABLES))),
-        indexes={name: url for name, value in named.items() if (url := _url(value, f"indexes.{name}", where))},
+        indexes=_indexes(config.get("indexes", {}), where),
         # apt reads an archive on a disk; an index on a disk would not be seen inside a build.
         archive=_url(*_named("archive", pick("archive", "BUILDER_ARCHIVE")), schemes=("https", "http", "file")),
         netrc=_file(*_named("netrc", pick("netrc", "BUILDER_NETRC", ("NETRC",)))),
@@ -160,7 +170,73 @@ def load() -> Settings:
         cache=Path(str(cache_value)).expanduser().absolute()
         if cache_value
         else _folder("XDG_CACHE_HOME", ".cache") / "builder",
+        wheels=_wheels(*pick("wheels", "BUILDER_WHEELS")),
     )
+
+
+def with_options(settings: Settings, indexes: Sequence[str] = (), wheels: Sequence[str] = ()) -> Settings:
+    """The settings with what a command line says: `--index NAME=URL`, `--wheels DIR`; it wins. Raises `UsageError`."""
+    named = dict(settings.indexes)
+    default = settings.index
+    for option in indexes:
+        name, equals, value = option.partition("=")
+        if not equals or not value:
+            raise UsageError(
+                f"`{_shown(option)[:200]}` is not NAME=URL",
+                where="--index",
+                hint="as in `--index torch-cu130=https://mirror.example/whl/cu130`; `default` is the default index",
+            )
+        if name == "default":
+            default = _url(value, name, "--index")
+        else:
+            named[_index_name(name, "--index", "`default` is the default index")] = _url(value, name, "--index") or ""
+    folders = tuple(_wheel_folder(folder, "--wheels") for folder in wheels)
+    return replace(settings, index=default, indexes=named, wheels=(*folders, *settings.wheels))
+
+
+def _indexes(table: object, where: str) -> dict[str, str]:
+    """Other URLs for named indexes: of the configuration, and of the environment, which wins."""
+    if not isinstance(table, dict):
+        raise UsageError("`indexes` is not a table", where=where, hint='write `indexes.NAME = "https://…"`')
+    found: dict[str, str] = {}
+    for name, value in table.items():
+        _index_name(name, where, "the default index is set with `index`")
+        if url := _url(value, f"indexes.{name}", where):
+            found[name] = url
+    for variable in sorted(os.environ):
+        if variable.startswith(_INDEX_PREFIX):
+            place = f"environment variable {variable}"
+            name = variable.removeprefix(_INDEX_PREFIX).lower().replace("_", "-")
+            _index_name(name, place, "the default index is set with `BUILDER_INDEX`")
+            if url := _url(os.environ[variable], variable, place):
+                found[name] = url
+    return found
+
+
+def _index_name(name: str, where: str, hint: str) -> str:
+    if name == "default" or not _INDEX_NAME.fullmatch(name):
+        raise UsageError(
+            f"`{name[:100]}` cannot name an index", where=where, because="allowed: a-z, 0-9 and -", hint=hint
+        )
+    return name
+
+
+def _wheels(value: object, where: str) -> tuple[Path, ...]:
+    """Folders of wheels: a list in the configuration, as in PATH in the environment."""
+    if value is None:
+        return ()
+    folders = value.split(os.pathsep) if isinstance(value, str) and where.startswith("environment") else value
+    if not isinstance(folders, list) or not all(isinstance(folder, str) for folder in folders):
+        raise UsageError("`wheels` is not a list of folders", where=where, hint='write `wheels = ["/srv/wheels"]`')
+    return tuple(_wheel_folder(folder, where) for folder in folders if folder)
+
+
+def _wheel_folder(value: str, where: str) -> Path:
+    path = Path(value).expanduser().absolute()
+    if not path.is_dir():
+        because = f"{path} is a file" if path.exists() else f"no folder at {path}"
+        raise UsageError("`wheels` names a folder that does not exist", where=where, because=because)
+    return path
 
 
 def adds_authorities(bundle: Path) -> bool:

@@ -5,7 +5,7 @@ The native part's spec does not know sglang, so that a new patch level of sglang
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from builder import facts
@@ -16,13 +16,13 @@ from builder.ledger import applying, exceptions, smoke_facts
 SCHEMA = 1
 
 
-def smoke_spec(plan: LayerPlan, *, native: bool) -> dict[str, Any]:
-    """The spec of the native part, or of the whole image."""
+def smoke_spec(plan: LayerPlan, *, native: bool, patches: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """The spec of the native part, or of the whole image; ``patches`` are the reports of `builder.patches`."""
     known = dict(smoke_facts())
     imports, shared = known.pop("imports"), known.pop("shared_files", [])
     if plan.lock.version_of("sglang") is None or native:
         known["registries"] = []
-    artefacts = [artefact for artefact in plan.lock.artefacts if not (native and artefact.layer == "sglang")]
+    artefacts = [artefact for artefact in plan.artefacts if not (native and artefact.layer == "sglang")]
     versions = {artefact.name: artefact.version for artefact in artefacts}
     listed = [
         {key: getattr(artefact, key) for key in ("name", "version", "metadata_version", "file", "sha256", "layer")}
@@ -50,6 +50,7 @@ def smoke_spec(plan: LayerPlan, *, native: bool) -> dict[str, Any]:
         "shared_files": [_plain(entry) for entry in shared],
         "imports": [] if native or "sglang" not in versions else list(imports),
         "facts": _plain(known),
+        **({} if native or not patches else {"patches": list(patches)}),
     }
 
 

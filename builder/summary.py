@@ -14,6 +14,7 @@ from builder.files import pretty_size
 from builder.layers import ORDER
 
 SMOKE_PATH = "/opt/sglang-stack/smoke.json"
+ABOUT_PATH = "/opt/sglang-stack/about.json"
 
 
 def layer_rows(engine: Engine, prepared: Prepared, image: Image) -> list[tuple[str, int, str]]:
@@ -51,6 +52,7 @@ def as_json(engine: Engine, prepared: Prepared, image: Image, *, built: bool) ->
         "lock": prepared.lock.digest,
         "built": built,
         "image": {"id": image.id, "names": list(prepared.names), "size": image.size},
+        "patches": json.loads(engine.read_file(image.id, ABOUT_PATH))["patches"],
         "layers": [{"title": t, "bytes": b, "diff_id": d} for t, b, d in layer_rows(engine, prepared, image)],
         "checks": smoke["checks"],
         "findings": [finding.model_dump(mode="json") for finding in prepared.findings],
@@ -68,6 +70,7 @@ def as_text(data: dict[str, Any], prepared: Prepared) -> str:
     lines += [
         f"  CUDA {matrix.cuda.version}, Python {lock.python}, {lock.base.distribution} {lock.base.release}, {gpus}"
     ]
+    lines += [f"  patches: {line}" for line in data["patches"]]
     lines += [f"  also named {names[0]} (lock {lock.digest[:12]})", ""]
     width = max(len(row["title"]) for row in data["layers"])
     lines.append(f"layers{'':{max(0, width - 4)}}     size  diff ID")

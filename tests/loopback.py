@@ -1,7 +1,7 @@
 """A package index on the loopback address, and tiny wheels for it: made here, nothing is fetched.
 
 The index speaks the JSON form of the simple API with upload times, so that `uv --exclude-newer` works on it. Files can be
-told to misbehave: no byte ranges, an error for some time, a connection that breaks off.
+told to misbehave: no byte ranges, an error for some time, a connection that breaks off, a body that is long in coming.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ import contextlib
 import hashlib
 import io
 import json
+import ssl
+import sys
 import threading
+import time
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -74,25 +77,51 @@ class Served:
     """`user:password` that it wants."""
     content_range: str | None = None
     """What it says instead of the right `Content-Range`; empty for no such header."""
+    cuts: list[int] = field(default_factory=list)
+    """Bytes of the body after which the next answers break off, one each."""
+    pause: float = 0.0
+    """Seconds before each piece of the body."""
+    piece: int = 65536
+    """Bytes of the body sent at a time."""
+    location: str = ""
+    """Where it sends one on to (302)."""
+    length: bool = True
+    """Whether it tells the body's length; else the body ends with the connection."""
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a client that went away."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
 
 
 class Loopback:
-    """An HTTP server on 127.0.0.1: `files` maps paths to what is served, `requests` is what was asked."""
+    """An HTTP server on 127.0.0.1: `files` maps paths to what is served, `requests` is what was asked.
 
-    def __init__(self) -> None:
+    With ``tls`` it speaks HTTPS, by that context.
+    """
+
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.files: dict[str, Served] = {}
         self.requests: list[tuple[str, str]] = []
         """Path and `Range` of each request."""
+        self.authorizations: list[str] = []
+        """The `Authorization` of each request."""
         self.bytes_sent = 0
+        self._scheme = "http" if tls is None else "https"
         handler = type("Handler", (_Handler,), {"site": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), handler)
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        return f"{self._scheme}://127.0.0.1:{self._server.server_address[1]}"
 
     def stop(self) -> None:
         """Answer nothing from now on; the port stays free for nobody in particular."""
@@ -146,6 +175,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer with a file, as it is told to."""
         site, wanted = self.site, self.headers.get("Range", "")
         site.requests.append((self.path, wanted))
+        site.authorizations.append(self.headers.get("Authorization", ""))
         served = site.files.get(self.path)
         if served is None:
             self._answer(404, b"no such file")
@@ -164,9 +194,15 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(served.data[: len(served.data) // 2])
             self.close_connection = True
             return
+        if served.location:
+            self._answer(302, b"", {"Location": served.location})
+            return
         if status == 200 and served.ranges and wanted.startswith("bytes="):
             start, _, end = wanted.removeprefix("bytes=").partition("-")
             size = len(served.data)
+            if start and int(start) >= size:
+                self._answer(416, b"", {"Content-Range": f"bytes */{size}"})
+                return
             first = int(start) if start else max(0, size - int(end))
             last = min(int(end), size - 1) if start and end else size - 1
             told = f"bytes {first}-{last}/{size}" if served.content_range is None else served.content_range
@@ -180,25 +216,31 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         if status != 206 and self.path.endswith("/"):
             self.send_header("Content-Type", JSON)
-        self.send_header("Content-Length", str(len(data)))
+        served = self.site.files.get(self.path, Served(b""))
+        cut = served.cuts.pop(0) if served.cuts and status in (200, 206) else len(data)
+        if served.length:
+            self.send_header("Content-Length", str(len(data)))
         for key, value in (headers or {}).items():
             self.send_header(key, value)
         self.end_headers()
         if self.command == "HEAD":
             return
         with contextlib.suppress(OSError):  # the client may have enough
-            for start in range(0, len(data), 65536):
-                self.wfile.write(data[start : start + 65536])
-                self.site.bytes_sent += len(data[start : start + 65536])
+            for start in range(0, min(len(data), cut), served.piece):
+                time.sleep(served.pause)
+                piece = data[start : min(start + served.piece, cut)]
+                self.wfile.write(piece)
+                self.site.bytes_sent += len(piece)
+        self.close_connection = self.close_connection or cut < len(data) or not served.length
 
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing."""
 
 
 @contextlib.contextmanager
-def loopback() -> Iterator[Loopback]:
+def loopback(tls: ssl.SSLContext | None = None) -> Iterator[Loopback]:
     """A server for a `with` block or a fixture."""
-    server = Loopback()
+    server = Loopback(tls)
     try:
         yield server
     finally:

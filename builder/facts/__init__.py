@@ -16,6 +16,9 @@ from pydantic import create_model
 
 from builder.facts.models import (
     BytecodeFact,
+    CacheFact,
+    CompiledFact,
+    ContentFact,
     CostFact,
     CubinFact,
     CudaFact,
@@ -26,9 +29,11 @@ from builder.facts.models import (
     ImportPackageFact,
     IncompatibleFact,
     KernelFact,
+    KnownContent,
     LayerFact,
     OsLibraryFact,
     OsPackageFact,
+    PatchedFact,
     TogetherFact,
     TorchBuildFact,
     TorchFact,
@@ -41,6 +46,9 @@ from builder.yamlsource import parse_source
 
 __all__ = [
     "BytecodeFact",
+    "CacheFact",
+    "CompiledFact",
+    "ContentFact",
     "CostFact",
     "CubinFact",
     "CudaFact",
@@ -51,9 +59,11 @@ __all__ = [
     "ImportPackageFact",
     "IncompatibleFact",
     "KernelFact",
+    "KnownContent",
     "LayerFact",
     "OsLibraryFact",
     "OsPackageFact",
+    "PatchedFact",
     "TogetherFact",
     "TorchBuildFact",
     "TorchFact",

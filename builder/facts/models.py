@@ -14,6 +14,7 @@ from builder.fields import (
     Capability,
     Codename,
     CudaVersion,
+    Date,
     EnvName,
     Form,
     Model,
@@ -23,6 +24,7 @@ from builder.fields import (
     Pin,
     Prose,
     Requirement,
+    Sha256,
     Version,
 )
 
@@ -189,6 +191,32 @@ class BytecodeFact(Fact):
     """its folders or modules, relative to site-packages"""
 
 
+class CacheFact(Fact):
+    """A cache that a server fills, and the variable that says where it lies."""
+
+    file = "caches"
+
+    variable: EnvName
+    """the environment variable"""
+    folder: Annotated[str, Form("a folder's name", r"[a-z0-9]+(-[a-z0-9]+)*", "as in tvm-ffi")]
+    """its folder below the image's cache folder"""
+    what: Prose
+    """what is in it"""
+
+
+class CompiledFact(Fact):
+    """What a release compiles when it runs, and has no other code for."""
+
+    file = "compiled"
+
+    package: PackageName
+    """the package"""
+    versions: Pin
+    """its releases, as a range"""
+    what: Prose
+    """what it compiles"""
+
+
 class CudaMajorFact(Fact):
     """Which CUDA major a distribution's files belong to: by the end of its name, or by name and version."""
 
@@ -312,3 +340,46 @@ class UnpackedFact(Fact):
     """the sum of the files' sizes: what an image's size says"""
     disk: int = Field(gt=0)
     """the blocks that the files take on a disk"""
+
+
+class KnownContent(Model):
+    """One content of a file, and where it was stated."""
+
+    date: Date
+    """when the index stated it first"""
+    commit: Annotated[str, Form("a commit", r"[0-9a-f]{7,40}", "7 to 40 hexadecimal digits, quoted")]
+    """the commit of the index that states it"""
+    sha256: Sha256
+    """its hash"""
+
+
+class ContentFact(Fact):
+    """A file that was replaced at its URL, and every content that is known of it."""
+
+    file = "contents"
+
+    wheel: Annotated[
+        str, Form("a wheel's file name", r"[A-Za-z0-9][A-Za-z0-9._+!-]*\.whl", "NAME-VERSION-PYTHON-ABI-PLATFORM.whl")
+    ]
+    """the wheel's file name, percent-decoded"""
+    contents: Annotated[tuple[KnownContent, ...], NotEmpty()]
+    """its contents, the oldest first"""
+
+
+class PatchedFact(Fact):
+    """A file of a release that a patch site is in, as it is and as the patch set leaves it."""
+
+    file = "patched"
+
+    package: PackageName
+    """the package"""
+    version: Version
+    """its release"""
+    path: Annotated[str, Form("a file in site-packages", r"[A-Za-z_][\w./-]*\.py", "as in sglang/srt/utils.py")]
+    """the file, relative to site-packages"""
+    sites: tuple[Annotated[str, Form("a site", r"[A-Z][0-9]{1,2}", "as in S1")], ...]
+    """the sites that are patched in it, in this order; none where all that it has are native"""
+    before: Sha256
+    """the file as the release has it"""
+    after: Sha256 | None = None
+    """the file as it is patched; the same as before unless it is given"""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from builder.smoke import compilers, cuda, imports, install, link, load
+from builder.smoke import compilers, cuda, imports, install, link, load, patched
 from builder.smoke.child import Workspace
 from builder.smoke.faked import Faked, check_gated_imports, check_imports_faked
 from builder.smoke.ledger import Ledger
@@ -67,6 +67,7 @@ def run_sglang(spec: Spec, tree: Tree, workspace: Workspace, reporter: Reporter,
             "installed": lambda: install.check_installed(spec, tree, native=False),
             "record": lambda: install.check_record(spec, tree, native=False),
             "ownership": lambda: install.check_ownership(spec, tree, native=False),
+            **({"patches": lambda: patched.check_patches(spec)} if spec.patches else {}),
             "needed": lambda: link.check_needed(native, ledger),
             "symbols": lambda: link.check_symbols(native, ledger),
             "load": lambda: load.check_load(native, ledger),

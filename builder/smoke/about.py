@@ -29,7 +29,10 @@ def text(folder: str) -> list[str]:
     ]
     rows += [("CUDA", about["cuda"])] if about["cuda"] else []
     rows += [(name, version) for name, version in about["stack"]]
-    rows += [("GPU targets", ", ".join(about["gpus"])), ("patches", ", ".join(about["patches"]) or "none")]
+    rows += [
+        ("GPU targets", ", ".join(about["gpus"])),
+        *((("patches" if i == 0 else ""), line) for i, line in enumerate(about["patches"] or ["none"])),
+    ]
     rows += [("user", f"uid {os.getuid()}, gid {os.getgid()}")]
     width = max(len(name) for name, _ in rows)
     lines += [f"  {name:<{width}}  {value}" for name, value in rows]

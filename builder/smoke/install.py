@@ -331,13 +331,16 @@ def check_ownership(spec: Spec, tree: Tree, *, native: bool) -> Result:
 
 
 def _report_import_packages(result: Result, distributions: Iterable[Distribution]) -> None:
-    """Two distributions with a regular `__init__` for one top-level package overwrite each other, file by file."""
+    """Two distributions with a regular `__init__` for one top-level package overwrite each other, file by file.
+
+    Not where it is empty: NVIDIA's wheels of CUDA 12 each bring an empty `nvidia/__init__.py`, as namespaces once needed.
+    """
     brings: dict[str, list[Distribution]] = {}
     for distribution in distributions:
         tops = {
             entry.path.split("/")[0]
             for entry in distribution.entries
-            if entry.path.count("/") == 1 and posixpath.basename(entry.path).startswith("__init__.")
+            if entry.path.count("/") == 1 and posixpath.basename(entry.path).startswith("__init__.") and entry.size != 0
         }
         for top in tops:
             brings.setdefault(top, []).append(distribution)

@@ -20,6 +20,10 @@ from builder.smoke.tree import Distribution, Tree
 _IMPORT_TIMEOUT = 300.0
 
 
+# Where auditwheel and delocate put what a wheel brings along.
+_BUNDLE = re.compile(r"[^/]+\.libs/")
+
+
 @dataclass(frozen=True)
 class Observed:
     """A process after `import torch`: files mapped, files opened RTLD_GLOBAL; ``error`` if the import failed."""
@@ -98,6 +102,10 @@ class Native:
                         continue
                     names.update(word for word in re.findall(r"\b[A-Za-z]\w+", text) if pattern.search(word))
                 write_stub(self.workspace.stubs / soname, soname, names, os.uname().machine)
+                # NVIDIA's container toolkit puts the unversioned name beside it, and Triton up to 3.5 links with `-lcuda`.
+                plain = self.workspace.stubs / f"{soname.partition('.so')[0]}.so"
+                if not plain.exists():
+                    plain.symlink_to(soname)
                 made[soname] = len(names)
         return made
 
@@ -141,9 +149,11 @@ class Native:
         return self._loader(self.observed)
 
     def companions(self, file: NativeFile) -> tuple[tuple[str, bool], ...]:
-        """Libraries that this file's own package opens before it, with whether it does so RTLD_GLOBAL.
+        """What its own package opens before this file, with whether it does so RTLD_GLOBAL.
 
-        Such a file cannot be opened by itself and is not meant to be (facts: `loaded_first`).
+        Such a file cannot be opened by itself and is not meant to be (facts: `loaded_first`). Nor are the libraries that
+        a repaired wheel bundles in `NAME.libs`, where they have no path to each other: they come with the file that has
+        one (an inherited DT_RPATH, as of pillow and decord2).
         """
         found: list[tuple[str, bool]] = []
         for fact in self.spec.facts.get("loaded_first", ()):
@@ -153,7 +163,27 @@ class Native:
                 for glob in fact["libraries"]:
                     paths = sorted(path for path in self.tree.owners if fnmatchcase(path, glob))
                     found += [(str(self.tree.path(path)), bool(fact.get("global"))) for path in paths]
+        if not found and (opener := self._openers.get(file.path)):
+            found.append((opener, False))
         return tuple(found)
+
+    @cached_property
+    def _openers(self) -> dict[str, str]:
+        """For each bundled library that does not find its own: the first file of its distribution that brings it."""
+        bundled: dict[str, str] = {}
+        wanted: dict[str, list[NativeFile]] = {}
+        for file in self.shared_objects:
+            if _BUNDLE.match(file.path) and file.elf and self.loader.closure(self.tree.path(file.path)).missing:
+                wanted.setdefault(file.owner.name, []).append(file)
+        for file in self.shared_objects:
+            if file.owner.name not in wanted or _BUNDLE.match(file.path) or not file.elf:
+                continue
+            path = str(self.tree.path(file.path))
+            brought = {os.path.realpath(item.path) for item in self.loader.closure(path).objects}
+            for library in wanted[file.owner.name]:
+                if os.path.realpath(self.tree.path(library.path)) in brought:
+                    bundled.setdefault(library.path, path)
+        return bundled
 
     def loader_for(self, file: NativeFile) -> Loader:
         """The state in which this shared object is opened: after `import torch`, and after its companions."""

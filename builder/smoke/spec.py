@@ -87,7 +87,7 @@ class Spec:
     """The whole spec.
 
     ``native_lock`` is the ``lock`` that the spec of the native part alone has; ``facts`` is `smoke.yaml` as it stands,
-    less what has a field of its own here.
+    less what has a field of its own here; ``patches`` are the reports of packages that patch sets look at.
     """
 
     matrix: str
@@ -104,6 +104,7 @@ class Spec:
     shared_files: tuple[SharedFiles, ...]
     imports: tuple[str, ...]
     facts: Mapping[str, Any]
+    patches: tuple[Mapping[str, Any], ...] = ()
 
     def fact(self, name: str) -> Mapping[str, Any]:
         """A mapping of the facts, empty where the spec has none of that name."""
@@ -182,6 +183,7 @@ def parse_spec(data: Any) -> Spec:
         ),
         imports=top.texts("imports"),
         facts=top.child("facts").data if "facts" in top.data else {},
+        patches=tuple(_report(item) for item in top.children("patches")) if "patches" in top.data else (),
     )
 
 
@@ -190,6 +192,16 @@ def _gpu(item: _Reader) -> Gpu:
     if not re.fullmatch(r"[0-9]+\.[0-9]", gpu.capability):
         raise SpecError(f"{item.where}.capability is `{gpu.capability}`, not like `12.0`")
     return gpu
+
+
+def _report(item: _Reader) -> Mapping[str, Any]:
+    """A package's report, as `builder.patches` writes it: of the shape that the check relies on."""
+    item.text("package"), item.text("patched_version")
+    for file in item.children("files"):
+        file.text("file"), file.text("before"), file.text("after"), file.text("diff")
+    for site in item.children("sites"):
+        site.text("id"), site.text("file"), site.text("before"), site.text("after")
+    return item.data
 
 
 def _applies(item: _Reader, cuda_major: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import re
 import stat
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from builder import build
-from builder.build import Prepared, check_disk, current_image, prepare, secret_files, stages_of
+from builder.build import Prepared, check_disk, current_image, prepare, secret_files, stages_of, supplied
 from builder.display import Progress, Stage
 from builder.engine import EngineInfo, Image
 from builder.errors import BuilderError, BuildError, ExitCode, IntegrityError, LockError
@@ -21,7 +22,8 @@ from builder.labels import INPUTS_LABEL
 from builder.lock import lock_path, write_lock
 from builder.render import render
 from builder.solve import failure
-from tests.made import TINY, artefact, lock_of, settings_at, tiny
+from builder.supply import Supplies
+from tests.made import TINY, artefact, direct, lock_of, settings_at, tiny
 
 UV = Path("/usr/bin/env")
 
@@ -135,6 +137,57 @@ def test_a_disk_on_another_machine_is_not_checked_and_said_so(
     info = EngineInfo("26", "classic", Path("/var/lib/docker"), False)
     check_disk(FakeEngine({}, info), prepared())  # type: ignore[arg-type]
     assert capsys.readouterr().err == "disk: not checked, /var/lib/docker is on another machine\n"
+
+
+def with_direct_file(tmp_path: Path) -> tuple[Prepared, Path]:
+    """A stack with a direct file, and the folder of wheels that has it."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    wanted = direct("part", "1.0+cu1", sha256=hashlib.sha256(b"part").hexdigest())
+    (folder / wanted.file).write_bytes(b"part")
+    return prepared("", wanted), folder
+
+
+def test_a_direct_file_is_bound_into_the_build(tmp_path: Path) -> None:
+    ready, folder = with_direct_file(tmp_path)
+    place = "layers/kernels/wheels/part-1.0+cu1-py3-none-any.whl"
+    assert place not in ready.rendered.links
+    full = supplied(ready, settings_at(tmp_path, wheels=(folder,)))
+    assert full.rendered.links[place] == folder / "part-1.0+cu1-py3-none-any.whl"
+    assert full.rendered.digest == ready.rendered.digest, "what decides the image is the lock's hash of it"
+    full.rendered.write(tmp_path / "context")
+    assert (tmp_path / "context" / place).read_bytes() == b"part"
+
+
+def test_a_stack_without_direct_files_needs_nothing(tmp_path: Path) -> None:
+    ready = prepared()
+    assert supplied(ready, settings_at(tmp_path)) is ready
+
+
+def test_without_its_files_nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready, folder = with_direct_file(tmp_path)
+    (folder / "part-1.0+cu1-py3-none-any.whl").write_bytes(b"other")
+    monkeypatch.setattr("builder.download.FAILURES", 1)
+    monkeypatch.setattr(build, "prepare", lambda _: ready)
+    monkeypatch.setattr(build, "connect", lambda: SimpleNamespace(require=lambda: None, find=lambda _: None))
+    monkeypatch.setattr(build, "find_buildx", lambda: None)
+    for name in ("check_disk", "build_image"):
+        monkeypatch.setattr(build, name, lambda *_, **__: pytest.fail("the build was started"))
+    with pytest.raises(IntegrityError, match="1 of 1 files that are on no index could not be had: nothing was started"):
+        build.make(tmp_path / "tiny.yaml", settings_at(tmp_path, wheels=(folder,)))
+
+
+def test_the_size_of_a_direct_file_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready, folder = with_direct_file(tmp_path)
+    with (folder / "part-1.0+cu1-py3-none-any.whl").open("r+b") as file:
+        file.truncate(3_000_000_000)
+    ready = replace(
+        ready, rendered=render(ready.loaded.matrix, ready.lock, UV, Supplies({p.name: p for p in folder.iterdir()}))
+    )
+    monkeypatch.setattr("builder.build.shutil.disk_usage", lambda _: SimpleNamespace(free=1))
+    with pytest.raises(BuildError, match="there is not enough disk space") as caught:
+        check_disk(FakeEngine({}, EngineInfo("26", "classic", tmp_path, True)), ready)  # type: ignore[arg-type]
+    assert "(3 GB of wheels unpacked, classic store)" in caught.value.because
 
 
 # --- secrets ----------------------------------------------------------------------------------------------------------

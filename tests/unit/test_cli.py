@@ -16,7 +16,7 @@ from builder.errors import BuildError, IntegrityError, LockError, UnreachableErr
 from builder.lock import lock_path, write_lock
 from tests.made import ROOT, TINY, artefact, lock_of, tiny
 
-VERBS = ("build", "check", "list", "lock", "plan", "prune", "render", "smoke")
+VERBS = ("build", "check", "list", "lock", "patches", "plan", "prune", "render", "run", "smoke")
 
 
 def run(*arguments: str, stdout: int = subprocess.PIPE, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from builder.findings import Finding, Severity
 from builder.lock import Artefact, Base, Lock, OsPackage, Resolver, lock_path, read_lock
 from builder.lockrules import cuda_major, glibc_needed, listed
-from builder.matrix import list_matrices, load, parse_matrix
+from builder.matrix import LoadedMatrix, list_matrices, load, parse_matrix
 from builder.rules import Context, evaluate_rules
 
 TODAY = date(2026, 11, 30)
@@ -106,6 +106,58 @@ def test_checked_in_locks_have_no_errors(path: Path) -> None:
         pytest.skip("not locked yet")
     found = evaluate_rules(Context(load(path), TODAY, read_lock(lock_path(path))))
     assert [str(finding) for finding in found if finding.severity is Severity.ERROR] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "message"),
+    [
+        (
+            "cu130",
+            "flashinfer-python",
+            "sglang 0.5.9 requires `flashinfer-python==0.6.3`, the lock has 0.6.4",
+        ),
+        (
+            "cu130",
+            "flashinfer-cubin",
+            "sglang 0.5.9 requires `flashinfer-cubin==0.6.3`, the lock has 0.6.4",
+        ),
+        (
+            "cu130",
+            "nvidia-cudnn-cu13",
+            "torch 2.9.1+cu130 requires `nvidia-cudnn-cu13==9.13.0.50`, the lock has 9.16.0.29",
+        ),
+        (
+            "cu128",
+            "flashinfer-python",
+            "sglang 0.5.9 requires `flashinfer-python==0.6.3`, the lock has 0.6.4",
+        ),
+        (
+            "cu128",
+            "flashinfer-cubin",
+            "sglang 0.5.9 requires `flashinfer-cubin==0.6.3`, the lock has 0.6.4",
+        ),
+        (
+            "cu128",
+            "nvidia-cudnn-cu12",
+            "torch 2.9.1 requires `nvidia-cudnn-cu12==9.10.2.21`, the lock has 9.16.0.29",
+        ),
+    ],
+)
+def test_each_conflict_of_a_checked_in_lock_is_declared_by_its_override(name: str, package: str, message: str) -> None:
+    path = MATRICES / f"{name}.yaml"
+    loaded, lock = load(path), read_lock(lock_path(path))
+    kept = tuple(each for each in loaded.matrix.overrides if each.package != package)
+    assert len(kept) == len(loaded.matrix.overrides) - 1 == 2
+    without = LoadedMatrix(loaded.matrix.model_copy(update={"overrides": kept}), loaded.source)
+    found = [f for f in evaluate_rules(Context(without, TODAY, lock)) if f.severity is Severity.ERROR]
+    assert [(f.rule, f.subject, f.message) for f in found] == [("conflict-undeclared", package, message)]
+    (override,) = (each for each in loaded.matrix.overrides if each.package == package)
+    stale = override.model_copy(update={"package": "numpy", "pin": "==1.0"})
+    more = LoadedMatrix(
+        loaded.matrix.model_copy(update={"overrides": (*loaded.matrix.overrides, stale)}), loaded.source
+    )
+    rules = [f.rule for f in evaluate_rules(Context(more, TODAY, lock)) if f.subject == "numpy"]
+    assert "conflict-stale" in rules
 
 
 def test_nothing_to_say_about_a_good_lock() -> None:

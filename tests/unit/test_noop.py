@@ -32,7 +32,8 @@ def matrix(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.yaml"
     path.write_text("summary: x\n")
     (tmp_path / "tiny.lock.json").write_text("{}")
-    noop.remember(path, tmp_path / "cache", "in", DATA, "the summary")
+    (tmp_path / "own.diff").write_text("+1\n")
+    noop.remember(path, tmp_path / "cache", "in", DATA, "the summary", ["own.diff"])
     return path
 
 
@@ -50,6 +51,8 @@ def test_what_the_build_told_is_told_again(matrix: Path) -> None:
         lambda path: path.write_text("summary: y\n"),
         lambda path: path.with_name("tiny.lock.json").write_text("{ }"),
         lambda path: path.with_name("tiny.lock.json").unlink(),
+        lambda path: path.with_name("own.diff").write_text("+2\n"),
+        lambda path: path.with_name("own.diff").unlink(),
         lambda path: (path.parent / "cache/contexts/tiny.built.json").write_text("{"),
         lambda path: (path.parent / "cache/contexts/tiny.built.json").write_text("[]"),
     ],

@@ -104,6 +104,16 @@ def test_another_os_package_makes_the_os_new_and_nothing_else(tmp_path: Path) ->
     assert new(wanted, host) == {"os": True, "torch": False, "rest": False, "sglang": False}
 
 
+def test_wheels_of_unknown_size_are_named(tmp_path: Path) -> None:
+    rows = planning.plan(written(tmp_path, "one", direct("part", "1.0"), artefact("idna", "3.7", size=2000)), None)
+    assert planning.as_text(rows).splitlines()[-3:] == [
+        "all wheels                             2        2 kB     2 kB",
+        "not counted, since their sources state no size: part",
+        "bytes are those of the wheels; a registry's layers are compressed anew and about as large",
+    ]
+    assert planning.as_json(rows)["uncounted"] == ["part"]
+
+
 def test_the_plan_as_data(tmp_path: Path) -> None:
     host = written(tmp_path, "host", *STACK)
     wanted = written(tmp_path, "wanted", artefact("idna", "3.8"))
@@ -127,6 +137,7 @@ def test_the_plan_as_data(tmp_path: Path) -> None:
             },
         ],
         "bytes": 1000,
+        "uncounted": [],
         "bytes_to_pull": 1000,
     }
 

@@ -62,8 +62,16 @@ class FakeEngine:
 
     host = "unix:///made"
 
-    def __init__(self, *images: Image, busy: str = "") -> None:
+    def __init__(self, *images: Image, busy: str = "", volumes: tuple[str, ...] = ()) -> None:
         self.images, self.busy, self.removed = images, busy, list[str]()
+        self.there = volumes
+
+    def volumes(self, label: str) -> list[str]:
+        assert label == "sglang-stack=cache"
+        return list(self.there)
+
+    def remove_volume(self, name: str) -> None:
+        self.remove(f"volume {name}")
 
     def ours(self, label: str) -> list[Image]:
         assert label == "sglang-stack"
@@ -141,6 +149,23 @@ def test_what_is_freed(tmp_path: Path, engine: FakeEngine, ran: list[list[str]])
 def test_a_matrix_that_is_kept_keeps_the_base(engine: FakeEngine, ran: list[list[str]]) -> None:
     data = pruning.prune(yes=False, keep=["one"])
     assert [found["names"] for found in data["images"]] == [["sglang-stack:two"]]
+
+
+def test_volumes_with_compiled_kernels(monkeypatch: pytest.MonkeyPatch, ran: list[list[str]]) -> None:
+    ours = [f"sglang-stack-cache-{f'{name:0<64}'[:12]}" for name in ("one", "two", "gone")]
+    fake = FakeEngine(image("one"), image("two"), volumes=(*ours, "mine"), busy=f"volume {ours[2]}")
+    monkeypatch.setattr(pruning, "connect", lambda: fake)
+    assert pruning.prune(yes=False, keep=["one"])["text"] == (
+        "image     11.3 GB  sglang-stack:two\n"
+        f"volume             {ours[1]} (kernels that servers compiled)\n"
+        f"volume             {ours[2]} (kernels that servers compiled)\n"
+        "volume             mine (kernels that servers compiled)\n"
+        "cache     5.04 GB  3 records of the build cache, shared with the images\n"
+        "nothing was removed; free it: `builder prune --yes`"
+    )
+    data = pruning.prune(yes=True, keep=["one"])
+    assert fake.removed == ["sglang-stack:two", f"volume {ours[1]}", "volume mine"]
+    assert (data["volumes"], data["problems"]) == ([ours[1], "mine"], [f"{ours[2]} stays: a container uses it"])
 
 
 def test_an_image_without_a_name_is_removed_by_its_id(monkeypatch: pytest.MonkeyPatch, ran: list[list[str]]) -> None:

@@ -17,6 +17,7 @@ from builder.errors import UsageError
 from builder.lock import Lock, lock_path, read_lock
 from builder.matrix import LoadedMatrix, MatrixError, load
 from builder.render import Rendered, base_digest, quoted, render
+from builder.supply import Supplies
 from tests.made import ROOT, artefact, direct, golden, lock_of, tiny
 
 UV = Path("/usr/bin/env")
@@ -27,7 +28,6 @@ extras: [part==1.0]
 indexes: {site: {url: https://wheels.example/cu130, packages: [part]}}
 environment: {MODE: "it's # a 'value'", EMPTY_ISH: " ", PERCENT: "100% {x}"}
 labels: {com.example.team: "inference, 'eu'"}
-patches: {sm120: {}, eagle3: {}}
 """
 
 
@@ -70,12 +70,12 @@ def test_the_dockerfile_of_a_stack_without_torch() -> None:
 
 def test_the_dockerfile_with_an_index_direct_files_environment_and_labels() -> None:
     loaded, lock, wheels = many()
-    golden("many.Dockerfile", stable(render(loaded.matrix, lock, UV, wheels)))
+    golden("many.Dockerfile", stable(render(loaded.matrix, lock, UV, Supplies(wheels))))
 
 
 def test_the_files_of_a_build_context() -> None:
     loaded, lock, wheels = many()
-    rendered = render(loaded.matrix, lock, UV, wheels)
+    rendered = render(loaded.matrix, lock, UV, Supplies(wheels))
     listed = [name for name in sorted([*rendered.context, *rendered.links]) if not name.startswith("smoke/")]
     assert listed == [
         "layers/kernels/files.txt",
@@ -95,7 +95,7 @@ def test_the_files_of_a_build_context() -> None:
 
 def test_what_an_image_will_say_of_itself() -> None:
     loaded, lock, wheels = many()
-    said = json.loads(render(loaded.matrix, lock, UV, wheels).context["proof/about.json"])
+    said = json.loads(render(loaded.matrix, lock, UV, Supplies(wheels)).context["proof/about.json"])
     assert said == {
         "matrix": "many",
         "summary": "A tiny stack",
@@ -105,7 +105,7 @@ def test_what_an_image_will_say_of_itself() -> None:
         "python": "3.11",
         "cuda": "13.0.2, no compiler (jit: none)",
         "gpus": ["12.0"],
-        "patches": ["eagle3", "sm120"],
+        "patches": [],
         "stack": [["torch", "2.11.0"], ["sgl-kernel", "0.3.21+cu130"]],
         "sglang": False,
     }
@@ -183,7 +183,7 @@ def test_a_file_that_is_right_keeps_its_time_since_another_would_send_it_again(t
 
 def test_what_no_longer_belongs_to_a_context_is_removed(tmp_path: Path) -> None:
     loaded, lock, wheels = many()
-    render(loaded.matrix, lock, UV, wheels).write(tmp_path)
+    render(loaded.matrix, lock, UV, Supplies(wheels)).write(tmp_path)
     (tmp_path / "stale" / "deep").mkdir(parents=True)
     (tmp_path / "stale" / "deep" / "file").write_text("x")
     (tmp_path / "proof" / "old.json").write_text("x")
@@ -225,7 +225,7 @@ def everything(rendered: Rendered) -> str:
 
 def test_there_is_no_parser_directive() -> None:
     loaded, lock, wheels = many()
-    for rendered in (tiny_rendered(), render(loaded.matrix, lock, UV, wheels)):
+    for rendered in (tiny_rendered(), render(loaded.matrix, lock, UV, Supplies(wheels))):
         assert not re.match(r"\s*(#|//)\s*[A-Za-z]+\s*=", rendered.dockerfile)
         assert not re.search(r"^#\s*syntax\s*=", rendered.dockerfile, re.MULTILINE)
 
@@ -241,7 +241,7 @@ def test_nothing_of_the_site_is_in_dockerfile_or_context(monkeypatch: pytest.Mon
     (tmp_path / "site-ca.pem").write_text("site-authority")
     monkeypatch.setenv("BUILDER_CA", str(tmp_path / "site-ca.pem"))
     loaded, lock, wheels = many()
-    text = everything(render(loaded.matrix, lock, UV, wheels))
+    text = everything(render(loaded.matrix, lock, UV, Supplies(wheels)))
     words = ("hunter2", "proxy.example", "site-index", "site-archive", "site-ca.pem", "site-authority", str(tmp_path))
     assert [word for word in words if word in text] == []
     # The matrix's own index is not the site's, and still goes in as a secret: its mirror may have credentials.
@@ -258,12 +258,15 @@ def test_nothing_of_this_machine_is_in_dockerfile_or_context() -> None:
 
 def test_every_step_that_installs_mounts_the_secrets_and_bakes_none_in() -> None:
     loaded, lock, wheels = many()
-    text = render(loaded.matrix, lock, UV, wheels).dockerfile
+    text = render(loaded.matrix, lock, UV, Supplies(wheels)).dockerfile
     steps = re.split(r"\n(?=[A-Z]+ )", text)
     installing = [step for step in steps if "install_from" in step]
     assert len(installing) == 3
     for step in installing:
-        # The address of an index goes to the steps that install from it.
+        # The address of an index goes to the steps that install from it, and files of this machine need nothing.
+        if re.findall(r"install_from (\w+)", step) == ["files"]:
+            assert "type=secret" not in step
+            continue
         named = ["index-site"] if "install_from site" in step else []
         assert re.findall(r"id=([a-z-]+)", step) == ["ca", "netrc", "index", *named]
     assert any("install_from site" in step for step in installing)
@@ -272,7 +275,7 @@ def test_every_step_that_installs_mounts_the_secrets_and_bakes_none_in() -> None
 
 def test_a_site_mounts_the_secrets_that_it_has_and_no_others() -> None:
     loaded, lock, wheels = many()
-    rendered = render(loaded.matrix, lock, UV, wheels)
+    rendered = render(loaded.matrix, lock, UV, Supplies(wheels))
     built = rendered.for_site(["ca", "index-site"])
     assert set(re.findall(r"id=([a-z-]+)", built.dockerfile)) == {"ca", "index-site"}
     assert set(re.findall(r"id=([a-z-]+)", rendered.for_site([]).dockerfile)) == set()

@@ -85,6 +85,18 @@ warning: GPU 12.1 (GB10 (DGX Spark)) needs CUDA 12.9, the matrix has 12.8.1 [gpu
 warning: no compiler in the image: kernels that sglang compiles at run time cannot be used [jit-none]
   at: matrices/x.yaml:6
   because: nvidia-cuda-nvcc-cu12 12.8.93 and 12.9.86 hold ptxas, libnvvm and libdevice only, no nvcc: nothing can be compiled when \
+the image runs; sglang 0.5.9 has no other code for rotary embeddings (of most models) and the repacking of INT4 weights (of Kimi-K2.5)
+  hint: to serve such models take CUDA 13
+  source: facts/stacks.md section 3.9, measured 2026-11-29; srt/layers/rotary_embedding.py (365), srt/layers/quantization/gptq.py \
+(101) and jit_kernel of sglang 0.5.9, the same imports in 0.5.10.post1, 0.5.11 and 0.5.15.post1, none in 0.5.8.post1; read \
+2026-11-30, not run without nvcc""",
+        ),
+        (
+            [CUDA_128, ("torch: 2.11.0", "torch: 2.9.1\n  sglang: 0.5.8.post1")],
+            """\
+warning: no compiler in the image: kernels that sglang compiles at run time cannot be used [jit-none]
+  at: matrices/x.yaml:6
+  because: nvidia-cuda-nvcc-cu12 12.8.93 and 12.9.86 hold ptxas, libnvvm and libdevice only, no nvcc: nothing can be compiled when \
 the image runs
   hint: take CUDA 13 if they are needed
   source: facts/stacks.md section 3.9, measured 2026-11-29""",

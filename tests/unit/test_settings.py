@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from builder import settings
 from builder.errors import UsageError
-from builder.settings import Settings, redact
+from builder.settings import Settings, redact, with_options
 
 VARIABLES = (
-    *("BUILDER_CA", "BUILDER_INDEX", "BUILDER_ARCHIVE", "BUILDER_NETRC", "BUILDER_CACHE", "NETRC"),
+    *("BUILDER_CA", "BUILDER_INDEX", "BUILDER_ARCHIVE", "BUILDER_NETRC", "BUILDER_CACHE", "BUILDER_WHEELS", "NETRC"),
     *("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "CURL_CA_BUNDLE"),
     *("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL"),
     *(name for base in ("http_proxy", "https_proxy", "no_proxy", "all_proxy") for name in (base, base.upper())),
@@ -63,7 +64,8 @@ def test_every_key_of_the_configuration_is_read(tmp_path: Path) -> None:
     configure(
         tmp_path,
         f'ca = "{ca}"\nindex = "https://wheels.example/simple"\narchive = "https://archive.example/debian"\n'
-        f'netrc = "{netrc}"\ncache = "{tmp_path}/cache"\nindexes.site = "https://wheels.example/site"\n',
+        f'netrc = "{netrc}"\ncache = "{tmp_path}/cache"\nindexes.site = "https://wheels.example/site"\n'
+        f'wheels = ["{tmp_path}"]\n',
     )
     assert settings.load() == Settings(
         ca=ca,
@@ -72,6 +74,7 @@ def test_every_key_of_the_configuration_is_read(tmp_path: Path) -> None:
         archive="https://archive.example/debian",
         netrc=netrc,
         cache=tmp_path / "cache",
+        wheels=(tmp_path,),
     )
 
 
@@ -189,6 +192,41 @@ def test_an_empty_variable_is_no_variable(tmp_path: Path, monkeypatch: pytest.Mo
     assert settings.load().index == "https://wheels.example/file"
 
 
+def test_a_variable_wins_over_the_configuration_for_a_named_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure(tmp_path, 'indexes.torch-cu130 = "https://wheels.example/file"\nindexes.b = "https://wheels.example/b"\n')
+    monkeypatch.setenv("BUILDER_INDEX_TORCH_CU130", "https://wheels.example/variable")
+    monkeypatch.setenv("BUILDER_INDEX_C", "")
+    assert settings.load().indexes == {
+        "torch-cu130": "https://wheels.example/variable",
+        "b": "https://wheels.example/b",
+    }
+
+
+def test_folders_of_the_variable_are_as_in_path_and_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configure(tmp_path, 'wheels = ["/"]\n')
+    for name in ("one", "two"):
+        (tmp_path / "home" / name).mkdir(parents=True)
+    monkeypatch.setenv("BUILDER_WHEELS", f"~/one::{tmp_path}/home/two")
+    assert settings.load().wheels == (tmp_path / "home" / "one", tmp_path / "home" / "two")
+
+
+def test_options_win_over_everything_and_folders_come_first(tmp_path: Path) -> None:
+    (tmp_path / "given").mkdir()
+    before = Settings(index="https://a.example", indexes={"x": "https://b.example", "y": "https://c.example"})
+    before = replace(before, wheels=(tmp_path,))
+    after = with_options(
+        before,
+        ["default=https://me@d.example/?a=b", "x=https://e.example", "z=https://f.example"],
+        [f"{tmp_path}/given"],
+    )
+    assert after.index == "https://me@d.example/?a=b"
+    assert after.indexes == {"x": "https://e.example", "y": "https://c.example", "z": "https://f.example"}
+    assert after.wheels == (tmp_path / "given", tmp_path)
+    assert with_options(before) == before
+
+
 def test_proxies_are_those_of_the_environment_lower_case_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("https_proxy", "http://proxy.example:1")
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:2")
@@ -204,7 +242,7 @@ def test_an_unknown_key(tmp_path: Path) -> None:
     assert refusal() == (
         "error: unknown key `indx` in the configuration\n"
         f"  at: {path}\n"
-        "  hint: known keys: `archive`, `ca`, `cache`, `index`, `indexes`, `netrc`"
+        "  hint: known keys: `archive`, `ca`, `cache`, `index`, `indexes`, `netrc`, `wheels`"
     )
 
 
@@ -226,6 +264,40 @@ def test_a_configuration_that_is_not_utf_8(tmp_path: Path) -> None:
 def test_indexes_that_are_no_table(tmp_path: Path) -> None:
     path = configure(tmp_path, 'indexes = "https://wheels.example"\n')
     assert refusal() == (f'error: `indexes` is not a table\n  at: {path}\n  hint: write `indexes.NAME = "https://…"`')
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('indexes.default = "https://wheels.example"', ("`default` cannot name an index\n  at: FILE\n"
+         "  because: allowed: a-z, 0-9 and -\n  hint: the default index is set with `index`")),
+        ('indexes.A = "https://wheels.example"', ("`A` cannot name an index\n  at: FILE\n"
+         "  because: allowed: a-z, 0-9 and -\n  hint: the default index is set with `index`")),
+        ('wheels = "/srv"', "`wheels` is not a list of folders\n  at: FILE\n  hint: write `wheels = [\"/srv/wheels\"]`"),
+        ('wheels = [1]', "`wheels` is not a list of folders\n  at: FILE\n  hint: write `wheels = [\"/srv/wheels\"]`"),
+        ('wheels = ["/nowhere"]', ("`wheels` names a folder that does not exist\n  at: FILE\n"
+         "  because: no folder at /nowhere")),
+    ],
+)  # fmt: skip
+def test_bad_places_in_the_configuration(tmp_path: Path, text: str, told: str) -> None:
+    path = configure(tmp_path, f"{text}\n")
+    assert refusal() == f"error: {told}".replace("FILE", str(path))
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("BUILDER_INDEX_DEFAULT", "https://wheels.example", ("`default` cannot name an index\n  at: environment variable "
+         "BUILDER_INDEX_DEFAULT\n  because: allowed: a-z, 0-9 and -\n  hint: the default index is set with `BUILDER_INDEX`")),
+        ("BUILDER_INDEX_X", "me:hunter2@wheels.example", ("`BUILDER_INDEX_X` is not a URL\n  at: environment variable "
+         "BUILDER_INDEX_X\n  because: got '***@wheels.example', allowed: https://…, http://…")),
+        ("BUILDER_WHEELS", "/nowhere", ("`wheels` names a folder that does not exist\n  at: environment variable "
+         "BUILDER_WHEELS\n  because: no folder at /nowhere")),
+    ],
+)  # fmt: skip
+def test_bad_places_in_the_environment(monkeypatch: pytest.MonkeyPatch, variable: str, value: str, told: str) -> None:
+    monkeypatch.setenv(variable, value)
+    assert refusal() == f"error: {told}"
 
 
 def test_an_authority_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -309,6 +309,14 @@ def test_namespace_packages_may_be_shared(site: Site) -> None:
     assert ownership(site) == ""
 
 
+def test_empty_namespaces_may_be_shared(site: Site) -> None:
+    site.wheel("one", files={"space/__init__.py": "", "space/one/__init__.py": ""})
+    site.wheel("two", files={"space/__init__.py": "", "space/two/__init__.py": ""})
+    assert ownership(site) == (
+        "note: 1 file with one content from one 1.0 and two 1.0: `space/__init__.py` [ownership]"
+    )
+
+
 def test_ownership_of_the_native_part_leaves_the_sglang_layer_out(site: Site) -> None:
     assert finished(check_ownership(site.spec, site.tree, native=True)).looked_at == 4
 

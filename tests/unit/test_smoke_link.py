@@ -11,6 +11,7 @@ import pytest
 from builder.elf import read_file
 from builder.smoke.cuda import check_cuda_major
 from builder.smoke.link import base_name, check_needed, check_symbols, demangle, nearest
+from builder.smoke.load import check_load
 from builder.smoke.loader import Library, Loader, read_cache
 from tests.unit.smoke_made import Site, compile_library, finished, said
 
@@ -107,6 +108,8 @@ def test_driver_is_the_host_s(site: Site, build: Path) -> None:
     with site.native() as (native, ledger):
         check = finished(check_needed(native, ledger))
         stub = read_file(native.workspace.stubs / "libcuda.so.1")
+        # What a linker looks for with `-lcuda`, as in a container that has a GPU.
+        assert (native.workspace.stubs / "libcuda.so").resolve().name == "libcuda.so.1"
     assert (check.ok, stub.exports_names) == (True, frozenset({"cuInit"}))
     assert check.detail.endswith("the host's driver brings libcuda.so.1")
 
@@ -119,6 +122,34 @@ def test_library_that_the_package_opens_first(site: Site, build: Path) -> None:
         {"distribution": "x", "files": ["x/*.so"], "libraries": ["y/lib/libx.so.*"]}
     ]
     assert (needed(site), symbols(site)) == ("", "")
+
+
+def bundled(site: Site, build: Path, tags: str) -> str:
+    """A repaired wheel: an extension with a path to two bundled libraries, which have none to each other."""
+    inner = library(build, "libinner.so.1")
+    outer = user(build, "libinner.so.1", "-Wl,-soname,libouter.so.1")
+    (build / "libouter.so.1").write_bytes(outer)
+    path = f"-Wl,{tags},-rpath,$ORIGIN/../x.libs"
+    ext = user(
+        build,
+        "libouter.so.1",
+        path,
+        "-Wl,--allow-shlib-undefined",
+        source="int ask(void); int go(void) { return ask(); }",
+    )
+    site.wheel("x", files={"x.libs/libinner.so.1": inner, "x.libs/libouter.so.1": outer, "x/ext.so": ext})
+    with site.native() as (native, ledger):
+        return said(check_needed(native, ledger)) + said(check_load(native, ledger))
+
+
+def test_bundled_libraries_come_with_the_file_that_has_the_path(site: Site, build: Path) -> None:
+    assert bundled(site, build, "--disable-new-dtags") == ""
+
+
+def test_a_path_that_is_not_inherited_does_not_bring_them(site: Site, build: Path) -> None:
+    found = bundled(site, build, "--enable-new-dtags")
+    assert "error: `x.libs/libouter.so.1` of x 1.0 needs `libinner.so.1`, which nothing in the image provides" in found
+    assert "error: `x/ext.so` of x 1.0 does not load" in found
 
 
 def test_exception_excuses_a_missing_library(site: Site, build: Path) -> None:

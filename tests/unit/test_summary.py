@@ -37,6 +37,7 @@ def data(ready: Prepared, checks: list[dict[str, Any]] | None = None) -> dict[st
     return {
         "ok": True,
         "image": {"id": "sha256:1", "names": list(ready.names), "size": 11_300_000_000},
+        "patches": ["sglang 0.5.9+eagle3: E1 patched"],
         "layers": [{"title": title, "bytes": count, "diff_id": diff} for title, count, diff in layers],
         "checks": CHECKS if checks is None else checks,
     }
@@ -52,6 +53,7 @@ def test_the_whole_text(monkeypatch: pytest.MonkeyPatch) -> None:
         "  A tiny stack\n"
         "  torch 2.11.0, sglang 0.5.9\n"
         "  CUDA 13.0.2, Python 3.11, debian bookworm, for compute capability 12.0\n"
+        "  patches: sglang 0.5.9+eagle3: E1 patched\n"
         f"  also named sglang-stack:tiny-{digest} (lock {digest})\n"
         "\n"
         "layers                                    size  diff ID\n"
@@ -101,6 +103,8 @@ class FakeEngine:
         return [LayerSize(f"sha256:{number}", number, step) for number, step in enumerate(self.steps)]
 
     def read_file(self, _: str, path: str) -> bytes:
+        if path == "/opt/sglang-stack/about.json":
+            return b'{"patches": ["sglang 0.5.9+eagle3: E1 patched"]}'
         assert path == "/opt/sglang-stack/smoke.json"
         return b'{"ok": true, "checks": []}'
 
@@ -132,3 +136,4 @@ def test_the_summary_as_data() -> None:
         "checks": [],
         "findings": [],
     }
+    assert found["patches"] == ["sglang 0.5.9+eagle3: E1 patched"]

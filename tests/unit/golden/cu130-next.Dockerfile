@@ -60,6 +60,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     touch /opt/.start; \
     . /mnt/tools/site.sh; \
     install_from default /mnt/layer/default.txt; \
+    install_from files /mnt/layer/files.txt; \
     rm -rf /opt/.tmp; \
     python3 -P /mnt/tools/finish.py --epoch 1577836800 --start /opt/.start /opt /usr/local
 
@@ -98,13 +99,10 @@ FROM rest AS sglang
 RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,source=tools,target=/mnt/tools \
     --mount=type=bind,source=layers/sglang,target=/mnt/layer \
-    --mount=type=secret,id=ca,target=/mnt/secrets/ca \
-    --mount=type=secret,id=netrc,target=/mnt/secrets/netrc \
-    --mount=type=secret,id=index,target=/mnt/secrets/index \
     set -eu; layer=sglang; \
     touch /opt/.start; \
     . /mnt/tools/site.sh; \
-    install_from default /mnt/layer/default.txt; \
+    install_from files /mnt/layer/files.txt; \
     rm -rf /opt/.tmp; \
     python3 -P /mnt/tools/finish.py --epoch 1577836800 --start /opt/.start --compile /opt/venv/lib/python3.11/site-packages/sglang /opt /usr/local
 
@@ -150,6 +148,7 @@ LABEL sglang-stack.cuda="13.0.2"
 LABEL sglang-stack.gpus="12.0,9.0"
 LABEL sglang-stack.lock="cf68a606c1b473bb6b8544bf062da757310d5d232b38cd38513a9632c4e83420"
 LABEL sglang-stack.matrix="cu130-next"
+LABEL sglang-stack.patches="sm120,eagle3"
 LABEL sglang-stack.stack.flashinfer-cubin="0.6.12"
 LABEL sglang-stack.stack.flashinfer-python="0.6.12"
 LABEL sglang-stack.stack.sglang="0.5.15.post1"

@@ -35,9 +35,6 @@ FROM torch AS kernels
 RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,source=tools,target=/mnt/tools \
     --mount=type=bind,source=layers/kernels,target=/mnt/layer \
-    --mount=type=secret,id=ca,target=/mnt/secrets/ca \
-    --mount=type=secret,id=netrc,target=/mnt/secrets/netrc \
-    --mount=type=secret,id=index,target=/mnt/secrets/index \
     set -eu; layer=kernels; \
     touch /opt/.start; \
     . /mnt/tools/site.sh; \
