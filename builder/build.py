@@ -84,10 +84,12 @@ def prepare(path: Path, rules: Mapping[str, Rule] = RULES) -> Prepared:
 
 
 def supplied(prepared: Prepared, settings: Settings) -> Prepared:
-    """`prepared` with what comes from this machine: direct files, fetched and checked, and patched wheels.
+    """`prepared` with what comes from this machine: direct files, fetched and checked, and patched wheels. Once is enough.
 
     Raises one error for all direct files that cannot be had, see `fetch_all`; then what patching raises.
     """
+    if prepared.rendered.inputs:
+        return prepared
     supplies = gather(prepared.loaded, prepared.lock, settings)
     if not supplies.wheels and not supplies.reports:
         return prepared
@@ -132,6 +134,7 @@ def build_image(
     prepared: Prepared, engine: Engine, buildx: Buildx, settings: Settings, *, no_cache: bool = False
 ) -> Image:
     """Build, prove and tag the image. Raises `BuildError`, `IntegrityError`, `UnreachableError`."""
+    prepared = supplied(prepared, settings)
     ensure_base(engine, buildx, prepared.loaded.matrix, prepared.lock, settings)
     context = settings.cache / "contexts" / prepared.loaded.matrix.name
     with _locked(context.with_name(context.name + ".lock")), secret_files(prepared, settings) as secrets:

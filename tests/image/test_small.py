@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -20,11 +21,12 @@ from builder import ledger
 from builder.build import build_image, prepare
 from builder.cli import main
 from builder.engine import Buildx, Engine, Image
-from builder.errors import BuildError, IntegrityError
+from builder.errors import BuildError, IntegrityError, UnreachableError
 from builder.labels import LABEL
 from builder.render import Rendered
 from builder.settings import Settings
 from tests.image.stacks import ROOT, SMALL, edited, relocked
+from tests.loopback import wheel
 
 pytestmark = pytest.mark.image
 
@@ -136,6 +138,33 @@ def test_other_bytes_than_the_lock_pins(small: Path, engine: Engine, buildx: Bui
         )
     assert "Hash mismatch for `packaging==26.2`" in str(caught.value)
     assert "sha256:" + "0" * 64 in str(caught.value)
+
+
+def test_a_file_that_is_on_no_index(
+    make_small: Callable[..., Path],
+    engine: Engine,
+    buildx: Buildx,
+    settings: Settings,
+    docker: Docker,
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    name, data = wheel("only-here", "1.0+local", files={"only_here/__init__.py": b"word = 'from the folder'\n"})
+    (folder / name).write_bytes(data)
+    sha256 = hashlib.sha256(data).hexdigest()
+    text = SMALL.replace("extras: [", "extras: [only-here==1.0+local, ")
+    text += (
+        f"files:\n  - {{name: only-here, url: https://wheels.invalid/{name.replace('+', '%2B')}, sha256: {sha256}}}\n"
+    )
+    path = make_small("direct", text)
+    with pytest.raises(
+        UnreachableError, match="1 of 1 files that are on no index could not be had: nothing was started"
+    ):
+        build_image(prepare(path), engine, buildx, settings)
+    image = build_image(prepare(path), engine, buildx, replace(settings, wheels=(folder,)))
+    said = docker("run", "--rm", "--network", "none", image.id, "python3", "-c", "import only_here as o; print(o.word)")
+    assert said.stdout == "from the folder\n"
 
 
 def test_an_extension_removed(small: Path, engine: Engine, buildx: Buildx, settings: Settings) -> None:

@@ -72,7 +72,17 @@ def test_versions_and_user_in_the_image(image: Image, docker: Docker) -> None:
         "('torch', 'flashinfer-python', 'flashinfer-cubin', 'sglang-kernel', 'sglang')))"
     )
     said = docker("run", "--rm", "--network", "none", image.id, "python3", "-c", script).stdout
-    assert said == "10001 2.11.0 0.6.12 0.6.12 0.4.4 0.5.15.post1\n"
+    assert said == "10001 2.11.0 0.6.12+sm120 0.6.12 0.4.4 0.5.15.post1+sm120\n"
+
+
+def test_the_patches_are_in_the_image_with_their_diff(image: Image, engine: Engine) -> None:
+    reports = json.loads(engine.read_file(image.id, "/opt/sglang-stack/patches.json"))
+    states = {(site["id"], site["before"], site["after"]) for report in reports for site in report["sites"]}
+    needed, native = {"S1", "S3", "D1", "F1"}, {"S2", "E1", "E2", "E3", "E4"}
+    assert states == {(s, "needed", "native") for s in needed} | {(s, "native", "native") for s in native}
+    diff = engine.read_file(image.id, "/opt/sglang-stack/patches.diff").decode()
+    assert diff.count("\n+++ b/") == 4
+    assert "+        supported_major_versions=[9, 10, 12]" in diff
 
 
 def test_the_proof_looked_at_everything(image: Image, engine: Engine) -> None:
@@ -81,6 +91,8 @@ def test_the_proof_looked_at_everything(image: Image, engine: Engine) -> None:
     for check in proof["checks"]:
         assert check["ok"], check
         assert check["expected"] is None or check["looked_at"] == check["expected"], check
+    patches = next(check for check in proof["checks"] if check["name"] == "patches")
+    assert patches["detail"] == ("flashinfer-python 0.6.12+sm120, sglang 0.5.15.post1+sm120 patched, 5 sites native")
     looked = {check["name"]: check["looked_at"] for check in proof["checks"] if check.get("part") == "native"}
     assert looked["load"] > 500 and looked["record"] > 70_000 and looked["symbols"] > 100_000
 
