@@ -23,6 +23,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from builder import elf as _elf
 from builder.base import EPOCH, RECIPE, os_packages
 from builder.errors import UsageError
+from builder.facts import CacheFact, load_facts
 from builder.files import canonical_json, pretty_size, sha256_hex, write_atomic
 from builder.labels import LABEL
 from builder.layers import ORDER, LayerPlan, plan_layers, stage_below
@@ -105,6 +106,11 @@ class View:
     @property
     def labels(self) -> list[tuple[str, str]]:
         return sorted({**self.plan.matrix.labels, **image_labels(self.plan)}.items())
+
+    @property
+    def caches(self) -> tuple[CacheFact, ...]:
+        """Caches that would lie in the home folder, which goes away with a container."""
+        return load_facts(CacheFact)
 
     def parent_of(self, name: str) -> str:
         return stage_below(ORDER.index(name))

@@ -23,7 +23,6 @@ from typing import Literal
 from builder import bootstrap
 from builder.engine import Engine, Image, connect
 from builder.errors import BuildError, UsageError
-from builder.facts import CacheFact, load_facts
 from builder.labels import LABEL
 from builder.lock import check_current, lock_path, read_lock
 from builder.matrix import find_matrix, list_matrices, load
@@ -236,11 +235,6 @@ def cache_mount(image: Image, user: str, name: str = "") -> Mount:
     return Mount("volume", name or ours, str(CACHE))
 
 
-def cache_environment() -> tuple[str, ...]:
-    """Variables that bring into the volume the caches that would lie in the home folder."""
-    return tuple(f"{fact.variable}={CACHE / fact.folder}" for fact in load_facts(CacheFact))
-
-
 def check_environment(items: Sequence[str], environment: Mapping[str, str]) -> tuple[str, ...]:
     """`K=V`, or `K` for the value that it has here. Raises `UsageError` for what is neither."""
     for item in items:
@@ -323,7 +317,6 @@ def prepare(arguments: argparse.Namespace, matrices: Path) -> tuple[RunOptions, 
     name, image = find_image(engine, arguments.target, matrices)
     if arguments.cache != "none":
         mounts.append(cache_mount(image, user, arguments.cache))
-        environment += cache_environment()
     options = RunOptions(
         image=name,
         command=tuple(arguments.command),

@@ -102,6 +102,10 @@ def test_nothing_of_the_site_is_in_the_image(
         [sys.executable, "-c", _SEARCH, mark, image.id, engine.host], capture_output=True, text=True, check=True
     )
     assert int(saved.stdout) > 100 << 20, "the search has to have seen the layers"
+    # And not in the build cache either: everything that the engine keeps, snapshots and records alike.
+    data = engine.info().data_root
+    found = subprocess.run(["grep", "-rlF", mark, str(data)], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (1, ""), found.stderr[-2000:]
 
 
 # A process of its own: half a gigabyte of layers need not stay in this one's memory.

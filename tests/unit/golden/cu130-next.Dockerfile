@@ -87,6 +87,10 @@ ENV PATH=/opt/venv/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/s
     FLASHINFER_WORKSPACE_BASE=/var/cache/sglang-stack \
     TRITON_CACHE_DIR=/var/cache/sglang-stack/triton \
     TORCHINDUCTOR_CACHE_DIR=/var/cache/sglang-stack/inductor \
+    TVM_FFI_CACHE_DIR=/var/cache/sglang-stack/tvm-ffi \
+    SGLANG_DG_CACHE_DIR=/var/cache/sglang-stack/deep-gemm \
+    SGLANG_CACHE_DIR=/var/cache/sglang-stack/sglang \
+    CUDA_CACHE_PATH=/var/cache/sglang-stack/cuda \
     HF_HOME=/var/cache/sglang-stack/huggingface
 RUN --network=none --mount=type=bind,source=smoke,target=/mnt/smoke \
     --mount=type=bind,source=native.json,target=/mnt/native.json \
@@ -114,6 +118,10 @@ ENV PATH=/opt/venv/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/s
     FLASHINFER_WORKSPACE_BASE=/var/cache/sglang-stack \
     TRITON_CACHE_DIR=/var/cache/sglang-stack/triton \
     TORCHINDUCTOR_CACHE_DIR=/var/cache/sglang-stack/inductor \
+    TVM_FFI_CACHE_DIR=/var/cache/sglang-stack/tvm-ffi \
+    SGLANG_DG_CACHE_DIR=/var/cache/sglang-stack/deep-gemm \
+    SGLANG_CACHE_DIR=/var/cache/sglang-stack/sglang \
+    CUDA_CACHE_PATH=/var/cache/sglang-stack/cuda \
     HF_HOME=/var/cache/sglang-stack/huggingface
 RUN --network=none --mount=type=bind,source=smoke,target=/mnt/smoke \
     --mount=type=bind,source=proof,target=/mnt/proof \
@@ -140,6 +148,10 @@ ENV PATH=/opt/venv/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/s
     FLASHINFER_WORKSPACE_BASE=/var/cache/sglang-stack \
     TRITON_CACHE_DIR=/var/cache/sglang-stack/triton \
     TORCHINDUCTOR_CACHE_DIR=/var/cache/sglang-stack/inductor \
+    TVM_FFI_CACHE_DIR=/var/cache/sglang-stack/tvm-ffi \
+    SGLANG_DG_CACHE_DIR=/var/cache/sglang-stack/deep-gemm \
+    SGLANG_CACHE_DIR=/var/cache/sglang-stack/sglang \
+    CUDA_CACHE_PATH=/var/cache/sglang-stack/cuda \
     HF_HOME=/var/cache/sglang-stack/huggingface
 LABEL org.opencontainers.image.description="SGLang 0.5.15.post1 on CUDA 13.0 for Blackwell (SM120) and Hopper, from the default package index alone"
 LABEL org.opencontainers.image.title="sglang-stack cu130-next"

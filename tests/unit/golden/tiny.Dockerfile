@@ -46,6 +46,10 @@ ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/
     FLASHINFER_WORKSPACE_BASE=/var/cache/sglang-stack \
     TRITON_CACHE_DIR=/var/cache/sglang-stack/triton \
     TORCHINDUCTOR_CACHE_DIR=/var/cache/sglang-stack/inductor \
+    TVM_FFI_CACHE_DIR=/var/cache/sglang-stack/tvm-ffi \
+    SGLANG_DG_CACHE_DIR=/var/cache/sglang-stack/deep-gemm \
+    SGLANG_CACHE_DIR=/var/cache/sglang-stack/sglang \
+    CUDA_CACHE_PATH=/var/cache/sglang-stack/cuda \
     HF_HOME=/var/cache/sglang-stack/huggingface
 RUN --network=none --mount=type=bind,source=smoke,target=/mnt/smoke \
     --mount=type=bind,source=native.json,target=/mnt/native.json \
@@ -63,6 +67,10 @@ ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/
     FLASHINFER_WORKSPACE_BASE=/var/cache/sglang-stack \
     TRITON_CACHE_DIR=/var/cache/sglang-stack/triton \
     TORCHINDUCTOR_CACHE_DIR=/var/cache/sglang-stack/inductor \
+    TVM_FFI_CACHE_DIR=/var/cache/sglang-stack/tvm-ffi \
+    SGLANG_DG_CACHE_DIR=/var/cache/sglang-stack/deep-gemm \
+    SGLANG_CACHE_DIR=/var/cache/sglang-stack/sglang \
+    CUDA_CACHE_PATH=/var/cache/sglang-stack/cuda \
     HF_HOME=/var/cache/sglang-stack/huggingface
 RUN --network=none --mount=type=bind,source=smoke,target=/mnt/smoke \
     --mount=type=bind,source=proof,target=/mnt/proof \
@@ -88,6 +96,10 @@ ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/
     FLASHINFER_WORKSPACE_BASE=/var/cache/sglang-stack \
     TRITON_CACHE_DIR=/var/cache/sglang-stack/triton \
     TORCHINDUCTOR_CACHE_DIR=/var/cache/sglang-stack/inductor \
+    TVM_FFI_CACHE_DIR=/var/cache/sglang-stack/tvm-ffi \
+    SGLANG_DG_CACHE_DIR=/var/cache/sglang-stack/deep-gemm \
+    SGLANG_CACHE_DIR=/var/cache/sglang-stack/sglang \
+    CUDA_CACHE_PATH=/var/cache/sglang-stack/cuda \
     HF_HOME=/var/cache/sglang-stack/huggingface
 LABEL org.opencontainers.image.description="A tiny stack"
 LABEL org.opencontainers.image.title="sglang-stack tiny"
