@@ -150,7 +150,6 @@ def build_image(
             target="image",
             labels={INPUTS_LABEL: prepared.rendered.digest, LABEL: "image"},
             secrets=secrets,
-            proxies=settings.proxies,
             no_cache=no_cache,
         )
         image = solve(engine, buildx, request, stages_of(prepared))
@@ -191,10 +190,11 @@ def secret_files(prepared: Prepared, settings: Settings) -> Iterator[dict[str, P
         urls = {"index": settings.index} if settings.index else {}
         for name, index in prepared.loaded.matrix.indexes.items():
             urls[f"index-{name}"] = settings.indexes.get(name, index.url)
-        for key, url in urls.items():
+        texts = urls | ({"proxies": settings.proxy_script} if settings.proxies else {})
+        for key, text in texts.items():
             path = folder / key
             path.touch(mode=0o600)
-            path.write_text(url, encoding="utf-8")
+            path.write_text(text, encoding="utf-8")
             secrets[key] = path
         yield secrets
 

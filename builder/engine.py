@@ -324,7 +324,7 @@ def find_buildx() -> Buildx:
 
 @dataclass
 class BuildRequest:
-    """One `docker buildx build`. ``secrets`` maps an id to a file; proxies go in as BuildKit's predefined arguments."""
+    """One `docker buildx build`. ``secrets`` maps an id to a file: the one way in for what is the site's."""
 
     dockerfile: Path
     context: Path
@@ -333,13 +333,12 @@ class BuildRequest:
     labels: Mapping[str, str] = field(default_factory=dict)
     arguments: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, Path] = field(default_factory=dict)
-    proxies: Mapping[str, str] = field(default_factory=dict)
     no_cache: bool = False
     output: str = ""
 
 
 def build_argv(buildx: Buildx, request: BuildRequest, metadata: Path) -> list[str]:
-    """The command line of a build; secrets and proxies are named in it, their values are not."""
+    """The command line of a build; secrets are named in it, their values are not."""
     argv = [*buildx.argv, "build", "--progress=rawjson", "--provenance=false", "--metadata-file", str(metadata)]
     argv += ["--file", str(request.dockerfile)]
     argv += [part for tag in request.tags for part in ("--tag", tag)]
@@ -348,8 +347,6 @@ def build_argv(buildx: Buildx, request: BuildRequest, metadata: Path) -> list[st
     argv += ["--output", request.output] if request.output else []
     argv += [part for key, value in sorted(request.labels.items()) for part in ("--label", f"{key}={value}")]
     argv += [part for key, value in sorted(request.arguments.items()) for part in ("--build-arg", f"{key}={value}")]
-    # A name without a value: buildx takes it from the environment. Predefined, so in no layer, history or cache key.
-    argv += [part for key in sorted(request.proxies) for part in ("--build-arg", key)]
     argv += [part for key, path in sorted(request.secrets.items()) for part in ("--secret", f"id={key},src={path}")]
     return [*argv, str(request.context)]
 
@@ -360,7 +357,7 @@ def run_buildx(engine: Engine, buildx: Buildx, request: BuildRequest, metadata: 
     Closing the generator, or an interrupt, ends the build: buildx tells the engine to cancel, which removes the
     containers of its steps; nothing is tagged.
     """
-    environment = {**os.environ, **request.proxies, "DOCKER_HOST": engine.host, "BUILDX_BUILDER": "default"}
+    environment = {**os.environ, "DOCKER_HOST": engine.host, "BUILDX_BUILDER": "default"}
     # A process group of its own: Ctrl-C reaches us first, and we end it in order.
     process = subprocess.Popen(
         build_argv(buildx, request, metadata),

@@ -70,6 +70,10 @@ def _request(matrix: Matrix, reference: str | None, settings: Settings, digest: 
         arguments = {"KIND": matrix.base.kind, "EPOCH": str(base.EPOCH)}
         secrets = {"ca": settings.ca} if settings.ca else {}
         if matrix.base.kind == "image":
+            if settings.proxies:
+                secrets["proxies"] = Path(temporary) / "proxies"
+                secrets["proxies"].touch(mode=0o600)
+                secrets["proxies"].write_text(settings.proxy_script, encoding="utf-8")
             arguments |= {"REFERENCE": reference or "", "PACKAGES": " ".join(base.os_packages(matrix))}
             if (sources := base.site_sources(matrix, settings)) is not None:
                 secrets["apt-sources"] = Path(temporary) / "site.list"
@@ -81,7 +85,6 @@ def _request(matrix: Matrix, reference: str | None, settings: Settings, digest: 
             labels={INPUTS_LABEL: digest, LABEL: "base"},
             arguments=arguments,
             secrets=secrets,
-            proxies=settings.proxies,
         )
 
 

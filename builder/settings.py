@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -58,6 +59,19 @@ class Settings:
     proxies: Mapping[str, str] = field(default_factory=dict)
     cache: Path = Path()
     wheels: tuple[Path, ...] = ()
+
+    @property
+    def proxy_script(self) -> str:
+        """The proxies as a shell script that exports them, for a build secret.
+
+        Not as BuildKit's predefined arguments: those are in no layer, but the engine keeps them in its build history.
+        """
+        lines = [
+            f"export {name}={shlex.quote(value)}\n"
+            for key, value in sorted(self.proxies.items())
+            for name in (key, key.upper())
+        ]
+        return "".join(lines)
 
     def child_environment(self) -> dict[str, str]:
         """The environment for uv and apt-based helpers: the caller's, less other tools' index settings, plus ours."""

@@ -1,6 +1,7 @@
 # Sourced by the steps that install wheels. What the site says comes in as build secrets (files in /mnt/secrets, never in
 # a layer, the history or the cache) and stays in this shell.
 if [ -s /mnt/secrets/ca ]; then export SSL_CERT_FILE=/mnt/secrets/ca; fi
+if [ -s /mnt/secrets/proxies ]; then . /mnt/secrets/proxies; fi
 if [ -s /mnt/secrets/netrc ]; then export NETRC=/mnt/secrets/netrc; fi
 # On the file system of the environment: wheels are unpacked once and linked into place, and nothing is left in /tmp.
 export TMPDIR=/opt/.tmp UV_NO_CONFIG=1 UV_LINK_MODE=hardlink UV_NO_PROGRESS=1

@@ -94,7 +94,8 @@ def test_nothing_of_the_site_is_in_the_image(
     netrc.write_text(f"machine {mark}.invalid login {mark} password {mark}\n")
     bundle = tmp_path / "ca.pem"
     bundle.write_bytes((settings.ca.read_bytes() if settings.ca else b"") + f"# {mark}\n".encode())
-    site = replace(settings, netrc=netrc, ca=bundle, proxies={**settings.proxies, "no_proxy": f"{mark}.invalid"})
+    proxies = {**settings.proxies, "no_proxy": f"{mark}.invalid"}
+    site = replace(settings, netrc=netrc, ca=bundle, proxies=proxies)
     image = build_image(prepare(small), engine, buildx, site, no_cache=True)
     assert mark not in docker("image", "inspect", image.id).stdout
     assert mark not in docker("history", "--no-trunc", image.id).stdout
@@ -106,6 +107,14 @@ def test_nothing_of_the_site_is_in_the_image(
     data = engine.info().data_root
     found = subprocess.run(["grep", "-rlF", mark, str(data)], capture_output=True, text=True, check=False)
     assert (found.returncode, found.stdout) == (1, ""), found.stderr[-2000:]
+
+
+def test_a_proxy_is_asked(small: Path, engine: Engine, buildx: Buildx, settings: Settings) -> None:
+    nobody = dict.fromkeys(("http_proxy", "https_proxy"), "http://me:hunter2@127.0.0.1:9")
+    with pytest.raises(BuildError) as caught:
+        build_image(prepare(small), engine, buildx, replace(settings, proxies=nobody), no_cache=True)
+    assert "the build cannot reach the package index" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
 
 
 # A process of its own: half a gigabyte of layers need not stay in this one's memory.

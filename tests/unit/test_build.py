@@ -200,13 +200,18 @@ def test_what_goes_in_as_secrets(tmp_path: Path) -> None:
         ca=tmp_path / "ca.pem",
         netrc=tmp_path / "netrc",
         index="https://me:hunter2@wheels.example/simple",
+        proxies={"https_proxy": "http://me:hunter2@proxy.example/$x"},
     )
     with secret_files(ready, settings) as secrets:
-        assert sorted(secrets) == ["ca", "index", "index-site", "netrc"]
+        assert sorted(secrets) == ["ca", "index", "index-site", "netrc", "proxies"]
+        assert secrets["proxies"].read_text() == (
+            "export https_proxy='http://me:hunter2@proxy.example/$x'\n"
+            "export HTTPS_PROXY='http://me:hunter2@proxy.example/$x'\n"
+        )
         assert (secrets["ca"], secrets["netrc"]) == (tmp_path / "ca.pem", tmp_path / "netrc")
         assert secrets["index"].read_text() == "https://me:hunter2@wheels.example/simple"
         assert secrets["index-site"].read_text() == "https://wheels.example/x"
-        for path in (secrets["index"], secrets["index-site"]):
+        for path in (secrets["index"], secrets["index-site"], secrets["proxies"]):
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
             assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert not secrets["index"].exists()

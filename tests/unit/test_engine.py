@@ -322,23 +322,22 @@ def test_the_command_line_of_a_build() -> None:
         labels={"y": "2", "x": "1"},
         arguments={"KIND": "archive"},
         secrets={"ca": Path("/etc/ca.pem"), "index": Path("/run/s/index")},
-        proxies={"https_proxy": "http://me:hunter2@proxy.example"},
         no_cache=True,
     )
     assert build_argv(Buildx(("docker", "buildx"), "0.13"), asked, Path("/m.json")) == [
         *("docker", "buildx", "build", "--progress=rawjson", "--provenance=false", "--metadata-file", "/m.json"),
         *("--file", "/c/Dockerfile", "--tag", "a:b", "--target", "image", "--no-cache"),
-        *("--label", "x=1", "--label", "y=2", "--build-arg", "KIND=archive", "--build-arg", "https_proxy"),
+        *("--label", "x=1", "--label", "y=2", "--build-arg", "KIND=archive"),
         *("--secret", "id=ca,src=/etc/ca.pem", "--secret", "id=index,src=/run/s/index", "/c"),
     ]
 
 
-def test_no_secret_and_no_proxy_is_on_the_command_line(tmp_path: Path) -> None:
+def test_no_secret_is_on_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "index").write_text("https://me:hunter2@wheels.example/simple")
-    asked = request(secrets={"index": tmp_path / "index"}, proxies={"http_proxy": "http://hunter2@proxy.example"})
+    asked = request(secrets={"index": tmp_path / "index"})
     line = " ".join(build_argv(Buildx(("buildx",), "0.13"), asked, Path("/m.json")))
     assert "hunter2" not in line
-    assert "proxy.example" not in line
+    assert "wheels.example" not in line
 
 
 EVENT = {"vertexes": [{"digest": "sha256:1", "name": '[torch 2/2] RUN echo {"a": 1}'}]}
@@ -373,7 +372,7 @@ def test_what_looks_like_an_event_and_is_none_is_text() -> None:
 FAKE_BUILDX = """\
 #!/bin/sh
 echo '{"vertexes": [{"digest": "d", "name": "n"}]}' >&2
-echo "DOCKER_HOST=$DOCKER_HOST BUILDX_BUILDER=$BUILDX_BUILDER https_proxy=$https_proxy" >&2
+echo "DOCKER_HOST=$DOCKER_HOST BUILDX_BUILDER=$BUILDX_BUILDER" >&2
 exit 1
 """
 
@@ -385,13 +384,13 @@ def test_a_build_gives_its_events_and_last_its_status_and_words(
     fake.write_text(FAKE_BUILDX)
     fake.chmod(0o755)
     host = connected(monkeypatch, FakeClient())
-    asked = request(proxies={"https_proxy": "http://proxy.example"})
+    asked = request()
     found = list(engine.run_buildx(host, Buildx((str(fake),), "0.13"), asked, tmp_path / "m.json"))
     assert found == [
         {"vertexes": [{"digest": "d", "name": "n"}]},
         {
             "exit": 1,
-            "stderr": "DOCKER_HOST=unix:///made.sock BUILDX_BUILDER=default https_proxy=http://proxy.example",
+            "stderr": "DOCKER_HOST=unix:///made.sock BUILDX_BUILDER=default",
         },
     ]
 

@@ -268,7 +268,7 @@ def test_every_step_that_installs_mounts_the_secrets_and_bakes_none_in() -> None
             assert "type=secret" not in step
             continue
         named = ["index-site"] if "install_from site" in step else []
-        assert re.findall(r"id=([a-z-]+)", step) == ["ca", "netrc", "index", *named]
+        assert re.findall(r"id=([a-z-]+)", step) == ["ca", "proxies", "netrc", "index", *named]
     assert any("install_from site" in step for step in installing)
     assert not [step for step in steps if step.startswith("ARG ")]
 
@@ -283,6 +283,7 @@ def test_a_site_mounts_the_secrets_that_it_has_and_no_others() -> None:
     assert {re.sub(r"target=.*", "", line.strip()) for line in dropped} == {
         "--mount=type=secret,id=index,",
         "--mount=type=secret,id=netrc,",
+        "--mount=type=secret,id=proxies,",
     }
 
 

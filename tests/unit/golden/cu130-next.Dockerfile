@@ -22,6 +22,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,source=layers/torch,target=/mnt/layer \
     --mount=type=bind,source=cuda,target=/mnt/cuda \
     --mount=type=secret,id=ca,target=/mnt/secrets/ca \
+    --mount=type=secret,id=proxies,target=/mnt/secrets/proxies \
     --mount=type=secret,id=netrc,target=/mnt/secrets/netrc \
     --mount=type=secret,id=index,target=/mnt/secrets/index \
     set -eu; layer=torch; \
@@ -38,6 +39,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,source=tools,target=/mnt/tools \
     --mount=type=bind,source=layers/kernels,target=/mnt/layer \
     --mount=type=secret,id=ca,target=/mnt/secrets/ca \
+    --mount=type=secret,id=proxies,target=/mnt/secrets/proxies \
     --mount=type=secret,id=netrc,target=/mnt/secrets/netrc \
     --mount=type=secret,id=index,target=/mnt/secrets/index \
     set -eu; layer=kernels; \
@@ -54,6 +56,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,source=tools,target=/mnt/tools \
     --mount=type=bind,source=layers/flashinfer,target=/mnt/layer \
     --mount=type=secret,id=ca,target=/mnt/secrets/ca \
+    --mount=type=secret,id=proxies,target=/mnt/secrets/proxies \
     --mount=type=secret,id=netrc,target=/mnt/secrets/netrc \
     --mount=type=secret,id=index,target=/mnt/secrets/index \
     set -eu; layer=flashinfer; \
@@ -70,6 +73,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,source=tools,target=/mnt/tools \
     --mount=type=bind,source=layers/rest,target=/mnt/layer \
     --mount=type=secret,id=ca,target=/mnt/secrets/ca \
+    --mount=type=secret,id=proxies,target=/mnt/secrets/proxies \
     --mount=type=secret,id=netrc,target=/mnt/secrets/netrc \
     --mount=type=secret,id=index,target=/mnt/secrets/index \
     set -eu; layer=rest; \

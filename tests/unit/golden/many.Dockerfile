@@ -21,6 +21,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,source=tools,target=/mnt/tools \
     --mount=type=bind,source=layers/torch,target=/mnt/layer \
     --mount=type=secret,id=ca,target=/mnt/secrets/ca \
+    --mount=type=secret,id=proxies,target=/mnt/secrets/proxies \
     --mount=type=secret,id=netrc,target=/mnt/secrets/netrc \
     --mount=type=secret,id=index,target=/mnt/secrets/index \
     set -eu; layer=torch; \
@@ -51,6 +52,7 @@ RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,source=tools,target=/mnt/tools \
     --mount=type=bind,source=layers/rest,target=/mnt/layer \
     --mount=type=secret,id=ca,target=/mnt/secrets/ca \
+    --mount=type=secret,id=proxies,target=/mnt/secrets/proxies \
     --mount=type=secret,id=netrc,target=/mnt/secrets/netrc \
     --mount=type=secret,id=index,target=/mnt/secrets/index \
     --mount=type=secret,id=index-site,target=/mnt/secrets/index-site \
