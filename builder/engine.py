@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -27,6 +28,8 @@ from packaging.version import InvalidVersion, Version
 from builder import bootstrap
 from builder.errors import BuildError
 from builder.settings import redact
+
+_MAKES_A_LAYER = re.compile(r"(RUN|COPY|ADD|WORKDIR) ")
 
 NEEDED_ENGINE = Version("23.0")
 """BuildKit is the default builder from here on, with secrets, bind mounts and `COPY --link`."""
@@ -139,16 +142,21 @@ class Engine:
         return sorted(images, key=lambda image: (image.tags, image.id))
 
     def layers(self, reference: str) -> list[LayerSize]:
-        """The layers of an image from the bottom, with what history says of each; layers without bytes are left out."""
+        """The layers of an image from the bottom, with what history says of each.
+
+        An empty layer (WORKDIR makes one) counts: left out, it would give every layer above it its neighbour's diff ID.
+        Of a base image from elsewhere history may say less than it has layers; then those are unknown, the upper ones are
+        ours.
+        """
         image = self.find(reference)
         if image is None:
             raise BuildError(f"there is no image `{reference}`", where=self.host)
         history = self._guard(lambda: self._client.api.history(reference))
-        # History is newest first and also has steps that made no layer (ENV, LABEL …): those have no size.
-        sized = [step for step in reversed(history) if step["Size"] > 0 or "RUN" in step["CreatedBy"]]
-        sized = sized[-len(image.diff_ids) :] if len(sized) >= len(image.diff_ids) else sized
-        pairs = zip(image.diff_ids, sized, strict=False)
-        return [LayerSize(diff_id, step["Size"], step["CreatedBy"]) for diff_id, step in pairs]
+        # History is newest first and also has steps that made no layer (ENV, LABEL …).
+        made = [step for step in history if step["Size"] > 0 or _MAKES_A_LAYER.match(step["CreatedBy"])]
+        padding = [{"Size": 0, "CreatedBy": ""}] * max(0, len(image.diff_ids) - len(made))
+        pairs = zip(reversed(image.diff_ids), [*made, *padding], strict=False)
+        return [LayerSize(diff_id, step["Size"], step["CreatedBy"]) for diff_id, step in pairs][::-1]
 
     def tag(self, image_id: str, names: Sequence[str]) -> None:
         """Give an image its names, all or none: an interrupt waits until the last."""

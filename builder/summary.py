@@ -40,7 +40,7 @@ def _title(created_by: str, titles: dict[str, str]) -> str:
         return "OS: user and folders"
     if "WORKDIR" in created_by:
         return "working folder"
-    return re.sub(r"\s+", " ", created_by)[:40]
+    return re.sub(r"\s+", " ", created_by)[:40] or "of the base image"
 
 
 def as_json(engine: Engine, prepared: Prepared, image: Image, *, built: bool) -> dict[str, Any]:

@@ -197,6 +197,31 @@ def test_layers_with_what_made_them(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+def test_an_empty_layer_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    history = [
+        {"Size": 5, "CreatedBy": "RUN b # buildkit"},
+        {"Size": 0, "CreatedBy": "USER 1"},
+        {"Size": 0, "CreatedBy": "WORKDIR /home"},
+        {"Size": 7, "CreatedBy": "ADD rootfs.tar /"},
+    ]
+    raw = {**RAW, "RootFS": {"Layers": ["sha256:1", "sha256:2", "sha256:3"]}}
+    found, _ = with_api(monkeypatch, inspect_image=raw, history=history)
+    assert [(layer.diff_id, layer.created_by) for layer in found.layers("x")] == [
+        ("sha256:1", "ADD rootfs.tar /"),
+        ("sha256:2", "WORKDIR /home"),
+        ("sha256:3", "RUN b # buildkit"),
+    ]
+
+
+def test_a_base_of_which_history_says_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = {**RAW, "RootFS": {"Layers": ["sha256:1", "sha256:2"]}}
+    found, _ = with_api(monkeypatch, inspect_image=raw, history=[{"Size": 5, "CreatedBy": "RUN b # buildkit"}])
+    assert [(layer.diff_id, layer.created_by) for layer in found.layers("x")] == [
+        ("sha256:1", ""),
+        ("sha256:2", "RUN b # buildkit"),
+    ]
+
+
 def test_names_are_given_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
     import signal
 
