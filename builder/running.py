@@ -114,7 +114,8 @@ def run_argv(options: RunOptions, client: str = "docker") -> list[str]:
     argv += ["--gpus", gpus] if options.gpus != "none" else []
     argv += ["--ipc", options.ipc]
     argv += ["--shm-size", options.shm_size or SHM] if options.ipc != "host" else []
-    argv += ["--ulimit", "memlock=-1", "--ulimit", f"stack={STACK_BYTES}"]
+    # An engine that may not raise limits itself (in a container) refuses them: they are asked for where a GPU needs them.
+    argv += ["--ulimit", "memlock=-1", "--ulimit", f"stack={STACK_BYTES}"] if options.gpus != "none" else []
     argv += ["--network", options.network] if options.network else []
     argv += [part for port in options.publish for part in ("--publish", port)]
     argv += ["--user", options.user] if options.user else []
