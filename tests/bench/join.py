@@ -31,7 +31,7 @@ from typing import Self
 from builder import bootstrap
 from builder.build import prepare
 from builder.engine import find_buildx
-from builder.layers import LayerPlan
+from builder.layers import LayerPlan, plan_layers
 from builder.osimage import locked_rootfs
 from builder.settings import load as settings
 
@@ -252,7 +252,8 @@ def main() -> int:
     parser.add_argument("--engine-from", metavar="SUITE", help="take the engine from this suite of the archive")
     arguments = parser.parse_args()
     prepared = prepare(ROOT / "matrices" / f"{arguments.matrix}.yaml")
-    plan = prepared.rendered.plan
+    # As the index has them: patched wheels are files of this machine, and change nothing here.
+    plan = plan_layers(prepared.loaded.matrix, prepared.lock)
     rootfs = locked_rootfs(prepared.loaded.matrix, prepared.lock, settings())
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="bench-", dir=bootstrap.TOOLS) as temporary:
@@ -264,6 +265,12 @@ def main() -> int:
             buildx = (str(root / "usr/libexec/docker/cli-plugins/docker-buildx"),)
         context = folder / "context"
         prepared.rendered.write(context)
+        for layer in plan.layers:
+            folder_of = context / "layers" / layer.name
+            shutil.rmtree(folder_of)
+            folder_of.mkdir()
+            for listed in layer.lists:
+                (folder_of / listed.name).write_text(listed.text)
         os.link(rootfs, context / "rootfs.tar")
         wheels = arguments.wheels or folder / "wheels"
         fetch(plan, wheels)
