@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import tarfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from uv import find_uv_bin
 
@@ -33,6 +38,28 @@ stack: {}
 extras: [numpy==2.2.6, nvidia-cuda-runtime==13.0.96, packaging==26.2]
 budget: {image: 2 GB}
 """
+
+
+def entries(docker: Callable[..., object], image: str, folder: Path) -> list[list[tuple[Any, ...]]]:
+    """What each layer of an image holds, entry by entry and sorted: name, type, mode, owner, time, target, hash."""
+    saved = folder / f"{image[-12:]}.tar"
+    docker("save", "--output", str(saved), image)
+    layers = []
+    with tarfile.open(saved) as archive:
+        manifest = archive.extractfile("manifest.json")
+        assert manifest is not None
+        for name in json.load(manifest)[0]["Layers"]:
+            found = []
+            with tarfile.open(fileobj=archive.extractfile(name)) as layer:
+                for item in layer:
+                    data = layer.extractfile(item) if item.isreg() else None
+                    digest = hashlib.file_digest(data, "sha256").hexdigest() if data else ""  # type: ignore[arg-type]
+                    found.append(
+                        (item.name, item.type, item.mode, item.uid, item.gid, item.mtime, item.linkname, digest)
+                    )
+            layers.append(sorted(found))
+    saved.unlink()
+    return layers
 
 
 def edited(prepared: Prepared, **fields: object) -> Prepared:
