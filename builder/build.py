@@ -19,7 +19,7 @@ from builder.display import Stage, note
 from builder.engine import BuildRequest, Buildx, Engine, Image, connect, find_buildx
 from builder.errors import BuilderError, BuildError, ExitCode
 from builder.facts import UnpackedFact, load_facts
-from builder.files import pretty_size
+from builder.files import pretty_size, write_private
 from builder.findings import Finding, Severity
 from builder.labels import INPUTS_LABEL, LABEL
 from builder.lock import Lock, check_current, lock_path, read_lock
@@ -192,10 +192,7 @@ def secret_files(prepared: Prepared, settings: Settings) -> Iterator[dict[str, P
             urls[f"index-{name}"] = settings.indexes.get(name, index.url)
         texts = urls | ({"proxies": settings.proxy_script} if settings.proxies else {})
         for key, text in texts.items():
-            path = folder / key
-            path.touch(mode=0o600)
-            path.write_text(text, encoding="utf-8")
-            secrets[key] = path
+            secrets[key] = write_private(folder / key, text)
         yield secrets
 
 

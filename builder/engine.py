@@ -34,10 +34,6 @@ _MAKES_A_LAYER = re.compile(r"(RUN|COPY|ADD|WORKDIR) ")
 NEEDED_ENGINE = Version("23.0")
 """BuildKit is the default builder from here on, with secrets, bind mounts and `COPY --link`."""
 
-READS_ALL_FOR_SECRETS = SpecifierSet("==26.*")
-"""Engines whose BuildKit (0.13) hashes the whole file system before each step that mounts a secret: moby/buildkit #5251,
-docker/buildx #2479 (26.0), measured with 26.1.5 and not with 28.5.2 (docs/measurements.md)."""
-
 NEEDED_BUILDX = Version("0.13")
 """The first with `--progress=rawjson`, which the live display reads."""
 
@@ -105,8 +101,11 @@ class Engine:
 
     @property
     def reads_all_for_secrets(self) -> bool:
-        """Whether a secret makes a build step read everything below it again."""
-        return _parsed(self.version) in READS_ALL_FOR_SECRETS
+        """Whether a secret makes a build step read everything below it again (facts/engines.yaml)."""
+        # Here, since the quick no-op needs an engine and no facts.
+        from builder.facts import EngineFact, load_facts
+
+        return any(_parsed(self.version) in SpecifierSet(fact.versions) for fact in load_facts(EngineFact))
 
     def info(self) -> EngineInfo:
         """What answered."""

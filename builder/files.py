@@ -30,6 +30,13 @@ def write_atomic(path: Path, data: bytes | str, mode: int = 0o644) -> None:
         raise
 
 
+def write_private(path: Path, text: str) -> Path:
+    """Write a file that only we can read, from its first byte on."""
+    path.touch(mode=0o600)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
 def canonical_json(value: object) -> bytes:
     """One spelling for one value: sorted keys, no spaces, UTF-8. Digests of locks are over these bytes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

@@ -128,12 +128,6 @@ class LayerPlan:
         return EPOCH
 
     @property
-    def index_names(self) -> tuple[str, ...]:
-        """Names of the indexes besides the default one that files come from."""
-        names = {origin for layer in self.layers for origin in layer.indexes}
-        return tuple(sorted(names - {"default", "files"}))
-
-    @property
     def bytes(self) -> int:
         """Compressed bytes of all wheels."""
         return sum(layer.bytes for layer in self.layers)

@@ -13,6 +13,7 @@ from builder import base
 from builder.display import Stage, note
 from builder.engine import BuildRequest, Buildx, Engine, connect, find_buildx
 from builder.errors import LockError
+from builder.files import write_private
 from builder.labels import INPUTS_LABEL, LABEL
 from builder.lock import Base, Lock, OsPackage, drift_of_packages
 from builder.matrix import Matrix
@@ -71,13 +72,10 @@ def _request(matrix: Matrix, reference: str | None, settings: Settings, digest: 
         secrets = {"ca": settings.ca} if settings.ca else {}
         if matrix.base.kind == "image":
             if settings.proxies:
-                secrets["proxies"] = Path(temporary) / "proxies"
-                secrets["proxies"].touch(mode=0o600)
-                secrets["proxies"].write_text(settings.proxy_script, encoding="utf-8")
+                secrets["proxies"] = write_private(Path(temporary) / "proxies", settings.proxy_script)
             arguments |= {"REFERENCE": reference or "", "PACKAGES": " ".join(base.os_packages(matrix))}
             if (sources := base.site_sources(matrix, settings)) is not None:
-                secrets["apt-sources"] = Path(temporary) / "site.list"
-                secrets["apt-sources"].write_text(sources, encoding="utf-8")
+                secrets["apt-sources"] = write_private(Path(temporary) / "site.list", sources)
         yield BuildRequest(
             dockerfile=DOCKERFILE_BASE,
             context=context,

@@ -191,6 +191,17 @@ class BytecodeFact(Fact):
     """its folders or modules, relative to site-packages"""
 
 
+class EngineFact(Fact):
+    """Docker Engines that read everything again before a build step that mounts a secret."""
+
+    file = "engines"
+
+    versions: Pin
+    """the engine's releases, as in ==26.*"""
+    what: Prose
+    """what they do"""
+
+
 class CacheFact(Fact):
     """A cache that a server fills, and the variable that says where it lies."""
 

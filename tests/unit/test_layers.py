@@ -57,7 +57,6 @@ def test_a_requirements_file_for_each_index_the_default_one_first() -> None:
         ("default", "default.txt", f"idna==3.7 --hash=sha256:{sha('idna 3.7')}\n"),
         ("site", "site.txt", f"part==1.0 --hash=sha256:{sha('part 1.0')}\n"),
     ]
-    assert plan.index_names == ("site",)
 
 
 def test_a_direct_file_is_asked_for_by_path_and_hash() -> None:
