@@ -327,7 +327,10 @@ class Sm120(Model):
 
 
 class Eagle3(Model):
-    """The hooks that EAGLE-3 speculative decoding needs in Kimi-K2.5. It has no settings."""
+    """The hooks that EAGLE-3 speculative decoding needs in Kimi-K2.5."""
+
+    multimodal: Literal["opt-in", "off"] = "off"
+    """the embeddings of images reach the draft: off, or on where an environment variable says so"""
 
 
 class UserDiff(Model):

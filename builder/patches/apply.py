@@ -14,13 +14,24 @@ from builder import facts
 from builder.errors import IntegrityError, UsageError
 from builder.files import sha256_hex
 from builder.matrix import Patches, UserDiff
-from builder.patches import diffs, eagle3, sm120
+from builder.patches import capture, diffs, eagle3, fusion, multimodal, sm120, symm
 from builder.patches.engine import Site, State, UnknownShapeError, decode, unified, unknown
 from builder.wheel import Wheel, read_wheel, repack
 
 SCHEMA = 1
-SETS: Mapping[str, tuple[Site, ...]] = {"sm120": sm120.SITES, "eagle3": eagle3.SITES}
-"""The patch sets by name, in the order in which they are applied and stand in a local version."""
+SETS: Mapping[str, tuple[Site, ...]] = {
+    "sm120": sm120.SITES,
+    "sm120-symm": symm.SITES,
+    # Capture of the draft's layers goes wrong where the all-reduce is put off: fusion cannot be without that site.
+    "sm120-fusion": (*fusion.SITES, *capture.SITES),
+    "eagle3": eagle3.SITES,
+    "eagle3-multimodal": multimodal.SITES,
+}
+"""The patch sets by name, in the order in which they are applied and stand in a local version.
+
+A name with a hyphen is a set that is opted into; it comes with the one before the hyphen, and its last part stands in a
+local version.
+"""
 
 
 @dataclass(frozen=True)
@@ -63,7 +74,7 @@ class PatchResult:
     @property
     def local(self) -> str:
         """The local version part: the sets, then the diffs by their place in the matrix; nothing if all stays as it is."""
-        return ".".join([*self.sets, *(f"diff{number}" for number in self.diffs)])
+        return ".".join([*(name.rpartition("-")[2] for name in self.sets), *(f"diff{n}" for n in self.diffs)])
 
     @property
     def listed(self) -> bool:
@@ -127,27 +138,27 @@ class Patched:
 
 
 def asked(patches: Patches) -> tuple[str, ...]:
-    """The patch sets that a matrix asks for. Raises `UsageError` for a part that this version does not have."""
-    if patches.sm120 is not None:
-        for name in ("symm_mem", "allreduce_fusion"):
-            if getattr(patches.sm120, name) != "off":
-                raise UsageError(
-                    f"`patches.sm120.{name}: {getattr(patches.sm120, name)}` is not in this version",
-                    because="only the base set is: it changes nothing without a flag of sglang's",
-                    hint=f"write `{name}: off`, or leave it out",
-                )
-    return tuple(name for name in SETS if getattr(patches, name) is not None)
+    """The patch sets that a matrix asks for, in their order."""
+    sm120_set, eagle3_set = patches.sm120, patches.eagle3
+    wanted = {
+        "sm120": sm120_set is not None,
+        "sm120-symm": sm120_set is not None and sm120_set.symm_mem == "opt-in",
+        "sm120-fusion": sm120_set is not None and sm120_set.allreduce_fusion == "opt-in",
+        "eagle3": eagle3_set is not None,
+        "eagle3-multimodal": eagle3_set is not None and eagle3_set.multimodal == "opt-in",
+    }
+    return tuple(name for name in SETS if wanted[name])
 
 
 def concerned(patches: Patches, locked: Collection[str]) -> list[str]:
     """The packages among ``locked`` that a matrix's patches are about, sorted.
 
-    Raises `UsageError` for a set or a diff that has nothing to patch there, and as `asked`.
+    Raises `UsageError` for a set or a diff that has nothing to patch there.
     """
     found = set()
     for name in asked(patches):
         packages = {site.package for site in SETS[name]}
-        if not packages & set(locked):
+        if packages and not packages & set(locked):
             raise UsageError(
                 f"the patch set `{name}` has nothing to patch",
                 because=f"the lock has none of {', '.join(f'`{item}`' for item in sorted(packages))}",
@@ -196,7 +207,7 @@ def inspect_wheel(source: Path | Wheel, patches: Patches, matrix_folder: Path) -
         if item.before is State.NEEDED:
             mark, text = decode(contents[item.file])
             contents[item.file] = (mark + item.site.apply(text)).encode()
-    listed = {file: _known(wheel, file, originals[file], contents[file]) for file in originals}
+    listed = {file: _known(wheel, file, _edited(states, file), originals[file], contents[file]) for file in originals}
     changing = {item.site.set for item in states if item.before is State.NEEDED}
     mine = {number: item for number, item in enumerate(patches.diffs, 1) if item.package == wheel.name}
     for diff in mine.values():
@@ -300,9 +311,14 @@ def _after(item: SiteState, contents: Mapping[str, bytes]) -> SiteState:
     return SiteState(item.site, item.file, item.before, State.NATIVE)
 
 
-def _known(wheel: Wheel, file: str, before: bytes, after: bytes) -> bool:
-    """Whether facts/patched.yaml has the file's input. Raises `IntegrityError` if it does, and the outcome is another."""
-    fact = patched_facts().get((wheel.name, file, sha256_hex(before)))
+def _edited(states: Iterable[SiteState], file: str) -> tuple[str, ...]:
+    """The sites that change a file, in order."""
+    return tuple(item.site.id for item in states if item.file == file and item.before is State.NEEDED)
+
+
+def _known(wheel: Wheel, file: str, sites: tuple[str, ...], before: bytes, after: bytes) -> bool:
+    """Whether facts/patched.yaml has that of the file. Raises `IntegrityError` if it does, and the outcome is another."""
+    fact = patched_facts().get((wheel.name, file, sha256_hex(before), sites))
     if fact is None:
         return False
     wanted = fact.after or fact.before
@@ -315,24 +331,45 @@ def _known(wheel: Wheel, file: str, before: bytes, after: bytes) -> bool:
     return True
 
 
-def patched_facts() -> dict[tuple[str, str, str], facts.PatchedFact]:
-    """facts/patched.yaml by package, file and the input's sha256."""
-    return {(fact.package, fact.path, fact.before): fact for fact in facts.load_facts(facts.PatchedFact)}
+def patched_facts() -> dict[tuple[str, str, str, tuple[str, ...]], facts.PatchedFact]:
+    """facts/patched.yaml by package, file, the input's sha256 and the sites that change it."""
+    return {(fact.package, fact.path, fact.before, fact.sites): fact for fact in facts.load_facts(facts.PatchedFact)}
 
 
 def measured(wheel: Wheel) -> list[dict[str, Any]]:
-    """What facts/patched.yaml has to say of a wheel: every file with a site, before and after its set."""
-    made: dict[str, dict[str, Any]] = {}
-    contents: dict[str, bytes] = {}
-    for item in look(wheel):
-        if item.before in (State.ABSENT, State.UNKNOWN):
-            continue
-        before = contents.setdefault(item.file, wheel.read(item.file))
-        release = {"package": wheel.name, "version": Version(wheel.version).public, "path": item.file}
-        row = made.setdefault(item.file, {**release, "sites": [], "before": sha256_hex(before)})
-        if item.before is State.NEEDED:
-            mark, text = decode(before)
-            contents[item.file] = (mark + item.site.apply(text)).encode()
-            row["sites"].append(item.site.id)
-            row["after"] = sha256_hex(contents[item.file])
-    return list(made.values())
+    """What facts/patched.yaml has to say of a wheel: every file with a site, before and after each choice of sets."""
+    found = [item for item in look(wheel) if item.before not in (State.ABSENT, State.UNKNOWN)]
+    rows: list[dict[str, Any]] = []
+    for file in dict.fromkeys(item.file for item in found):
+        here = [item for item in found if item.file == file]
+        before = wheel.read(file)
+        seen: set[tuple[str, ...]] = set()
+        for sets in choices(dict.fromkeys(item.site.set for item in here)):
+            content = before
+            chosen = [item for item in here if item.site.set in sets]
+            for item in chosen:
+                if item.before is State.NEEDED:
+                    mark, text = decode(content)
+                    content = (mark + item.site.apply(text)).encode()
+            sites = _edited(chosen, file)
+            if not chosen or sites in seen:
+                continue
+            seen.add(sites)
+            row = {"package": wheel.name, "version": Version(wheel.version).public, "path": file, "sites": list(sites)}
+            rows.append({**row, "before": sha256_hex(before)})
+            if sites:
+                rows[-1]["after"] = sha256_hex(content)
+    return rows
+
+
+def choices(names: Iterable[str]) -> list[tuple[str, ...]]:
+    """Every choice among sets that a matrix can make, in their order: one that is opted into comes with its base."""
+    found: list[tuple[str, ...]] = [()]
+    for name in (name for name in SETS if name in set(names)):
+        found += [(*chosen, name) for chosen in found]
+    base = set(names)
+    return [
+        chosen
+        for chosen in found
+        if all(name.partition("-")[0] in chosen or name.partition("-")[0] not in base for name in chosen)
+    ]

@@ -97,7 +97,7 @@ FULL: dict[str, Any] = {
     ],
     "patches": {
         "sm120": {"symm_mem": "opt-in", "allreduce_fusion": "off"},
-        "eagle3": {},
+        "eagle3": {"multimodal": "opt-in"},
         "diffs": [{"package": "sglang", "file": "patches/mine.diff", "sha256": "ab" * 32}],
     },
     "environment": {"SGLANG_LOG": "info"},

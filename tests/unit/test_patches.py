@@ -283,16 +283,17 @@ def test_the_report(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["symm_mem", "allreduce_fusion"])
-def test_what_is_not_in_this_version_is_refused(tmp_path: Path, name: str) -> None:
-    patches = Patches(sm120=Sm120(**{name: "opt-in"}))  # type: ignore[arg-type]
-    with pytest.raises(UsageError) as caught:
-        patch_wheel(sglang_wheel(tmp_path), patches, tmp_path, matrix_folder=tmp_path)
-    assert str(caught.value) == (
-        f"error: `patches.sm120.{name}: opt-in` is not in this version\n"
-        "  because: only the base set is: it changes nothing without a flag of sglang's\n"
-        f"  hint: write `{name}: off`, or leave it out"
-    )
+def test_sets_that_are_opted_into_come_with_their_base() -> None:
+    every = Patches(sm120=Sm120(symm_mem="opt-in", allreduce_fusion="opt-in"), eagle3=Eagle3(multimodal="opt-in"))
+    assert asked(every) == ("sm120", "sm120-symm", "sm120-fusion", "eagle3", "eagle3-multimodal")
+    assert asked(Patches(sm120=Sm120(symm_mem="opt-in"))) == ("sm120", "sm120-symm")
+    assert asked(BOTH) == ("sm120", "eagle3")
+    assert asked(NONE) == ()
+
+
+def test_the_choices_among_sets_are_those_that_a_matrix_has() -> None:
+    assert applying.choices(["sm120", "sm120-symm"]) == [(), ("sm120",), ("sm120", "sm120-symm")]
+    assert applying.choices(["sm120-fusion"]) == [(), ("sm120-fusion",)]
 
 
 # --- known files ------------------------------------------------------------------------------------------------------
@@ -308,7 +309,7 @@ def known(monkeypatch: pytest.MonkeyPatch, path: str, after: str | None) -> None
         after=after,
         source="made up",
     )
-    monkeypatch.setattr(applying, "patched_facts", lambda: {("sglang", path, fact.before): fact})
+    monkeypatch.setattr(applying, "patched_facts", lambda: {("sglang", path, fact.before, ("D1",)): fact})
 
 
 def test_a_known_file_that_comes_out_as_known_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
