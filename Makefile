@@ -4,7 +4,7 @@ PYTHON ?= python3
 BOOTSTRAP := $(PYTHON) builder/bootstrap.py
 BIN := .venv/bin
 
-.PHONY: help image test lint types unit index images engine engine-stop tools venv bench requirements schemas clean clean-tools
+.PHONY: help image test lint types unit index images standin engine engine-stop tools venv bench requirements schemas clean clean-tools
 
 help:
 	@echo "make image [MATRIX=cu130-next]   build, prove and tag the image of a matrix"
@@ -12,6 +12,7 @@ help:
 	@echo "make lint types unit index images   one part of them"
 	@echo "make engine | engine-stop        use the running Docker Engine or set one up in .tools | stop ours"
 	@echo "make tools                       what the tests need, from the distribution's archive into .tools"
+	@echo "make standin                     the whole path of cu130, with stand-ins for the wheels that cannot be reached"
 	@echo "make bench                       the measurements in docs/measurements.md, made again"
 	@echo "make requirements schemas        write the pinned requirements and the JSON Schemas again"
 	@echo "make clean-tools                 stop our engine, remove .tools with everything it holds, images included"
@@ -50,6 +51,10 @@ index: venv
 
 images: venv tools engine
 	$(BIN)/pytest tests/image -q -m image --durations=20
+
+# Not in CI, which has time and disk for one whole stack: `cu130`'s path with stand-ins for what cannot be reached.
+standin: venv engine
+	@$(BIN)/python -m tests.standin
 
 bench: venv tools
 	$(BIN)/python tests/bench/join.py

@@ -15,13 +15,21 @@ if TYPE_CHECKING:
     from builder.matrix import Matrix
 
 KERNELS = ("sgl-kernel", "sglang-kernel")
+STAND_IN = "-standin"
+"""How the name of a matrix ends whose wheels are not what they are called."""
+
 RESERVED = frozenset({"default", "files"})
 """Where a lock says that a wheel comes from: the default index, or a file of its own."""
 
 
 def disagreements(matrix: Matrix) -> list[Complaint]:
     """Everything that two parts of ``matrix`` say differently, or twice."""
-    return [*_one_pin_each(matrix), *_one_source_each(matrix), *_prereleases_named(matrix)]
+    return [
+        *_one_pin_each(matrix),
+        *_one_source_each(matrix),
+        *_prereleases_named(matrix),
+        *_stand_in_named(matrix),
+    ]
 
 
 def _one_pin_each(matrix: Matrix) -> Iterator[Complaint]:
@@ -82,6 +90,20 @@ def _prereleases_named(matrix: Matrix) -> Iterator[Complaint]:
         if Version(version).is_prerelease and name not in matrix.prereleases:
             text = f"`{name} {version}` is a pre-release that is not named"
             yield Complaint(text, hint=f"add `{name}` to `prereleases`", at=at)
+
+
+def _stand_in_named(matrix: Matrix) -> Iterator[Complaint]:
+    """The name of a stand-in's image has to say what it is: a tag is all that many people ever see."""
+    if matrix.stand_in is None:
+        return
+    if not matrix.name.endswith(STAND_IN):
+        hint = f"call the file `{matrix.name}{STAND_IN}.yaml`"
+        yield Complaint(f"`{matrix.name}` does not say that it is a stand-in", hint=hint, at=("stand_in",))
+    named = {file.name for file in matrix.files}
+    for i, package in enumerate(matrix.stand_in.packages):
+        if package not in named:
+            hint = f"add its wheel under `files`, or leave out `{package}` here"
+            yield Complaint(f"`{package}` is no direct file", hint=hint, at=("stand_in", "packages", i))
 
 
 def _extras(matrix: Matrix) -> list[tuple[str, str]]:

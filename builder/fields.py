@@ -285,6 +285,7 @@ LabelName = Annotated[
         "a label's name", r"[a-z0-9]+([.-][a-z0-9]+)*", "as in com.example.team (a-z, 0-9, . and -)", _label_name, 100
     ),
 ]
+EntryName = Annotated[str, Form("an entry's name", r"[a-z0-9]+([.-][a-z0-9]+)*", "a-z, 0-9, . and -", None, 100)]
 RelativePath = Annotated[
     str, Form("a path", r"[A-Za-z0-9._+/-]+", "a relative path of A-Z a-z 0-9 . _ + - /", _relative)
 ]

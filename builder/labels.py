@@ -5,3 +5,6 @@ LABEL = "sglang-stack"
 
 INPUTS_LABEL = f"{LABEL}.inputs"
 """The sha256 of everything that went into an image: equal means that there is nothing to do."""
+
+STAND_IN_LABEL = f"{LABEL}.stand-in"
+"""The packages of an image that are not what they are called: it is for tests, and nothing may push it."""

@@ -31,6 +31,7 @@ from builder.fields import (
     CubinVersion,
     CudaVersion,
     Date,
+    EntryName,
     EnvName,
     EnvValue,
     ImageReference,
@@ -355,6 +356,38 @@ class Patches(Model):
     """unified diffs of your own, applied in this order after the sets"""
 
 
+LedgerCheck = Literal["cuda-major", "needed", "symbols", "load", "triton", "imports", "imports-faked", "gated-imports"]
+"""The checks of the smoke test that know exceptions."""
+
+
+class Difference(Model):
+    """What fails the smoke test because a stand-in is not what it is called; as an entry of builder/facts/exceptions.yaml."""
+
+    id: EntryName
+    """its name in reports"""
+    distribution: PackageName
+    """the package"""
+    file: Prose
+    """the file, relative to site-packages; a pattern"""
+    checks: Annotated[tuple[LedgerCheck, ...], NotEmpty()]
+    """the checks that fail"""
+    words: Prose
+    """part of what the check says"""
+    consequence: Prose
+    """what it means for the image"""
+
+
+class StandIn(Model):
+    """For tests: wheels that are not what they are called. The image says so, its name ends in -standin, nothing pushes it."""
+
+    packages: Annotated[PackageNames, NotEmpty()]
+    """the packages that are not what they are called"""
+    because: Prose
+    """what they are, and why"""
+    differences: tuple[Difference, ...] = ()
+    """what fails the smoke test because of it; anything else still fails the build"""
+
+
 class Budget(Model):
     """What the image may cost. Larger is a finding."""
 
@@ -401,6 +434,8 @@ class Matrix(Model):
     """labels of the image"""
     budget: Budget | None = None
     """what the image may cost"""
+    stand_in: StandIn | None = None
+    """for tests: the packages that are not what they are called"""
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Matrix:

@@ -25,7 +25,7 @@ from builder.base import EPOCH, RECIPE, os_packages
 from builder.errors import UsageError
 from builder.facts import CacheFact, load_facts
 from builder.files import canonical_json, pretty_size, sha256_hex, write_atomic
-from builder.labels import LABEL
+from builder.labels import LABEL, STAND_IN_LABEL
 from builder.layers import ORDER, LayerPlan, plan_layers, stage_below
 from builder.lock import Lock
 from builder.matrix import Matrix
@@ -131,6 +131,8 @@ def image_labels(plan: LayerPlan) -> dict[str, str]:
     for name in matrix.stack.pins():
         if version := lock.version_of(name):
             labels[f"{LABEL}.stack.{name}"] = version
+    if matrix.stand_in is not None:
+        labels[STAND_IN_LABEL] = ",".join(matrix.stand_in.packages)
     sets = [name for name in ("sm120", "eagle3") if getattr(matrix.patches, name) is not None]
     if sets or matrix.patches.diffs:
         # Which sites were patched and which a release has itself stands in /opt/sglang-stack/patches.json.
@@ -269,6 +271,7 @@ def about(plan: LayerPlan, reports: Sequence[Mapping[str, Any]] = ()) -> dict[st
     return {
         "matrix": matrix.name,
         "summary": matrix.summary,
+        "stand_in": stand_in_words(matrix),
         "lock": lock.digest,
         "as_of": lock.as_of,
         "system": f"{lock.base.distribution} {lock.base.release}, {len(lock.base.packages)} packages",
@@ -281,6 +284,14 @@ def about(plan: LayerPlan, reports: Sequence[Mapping[str, Any]] = ()) -> dict[st
         "stack": [[name, lock.version_of(name) or "-"] for name in names],
         "sglang": "sglang" in names,
     }
+
+
+def stand_in_words(matrix: Matrix) -> str:
+    """What an image says of itself whose wheels are not what they are called; nothing for any other."""
+    if matrix.stand_in is None:
+        return ""
+    packages = ", ".join(matrix.stand_in.packages)
+    return f"STAND-IN, for tests only: {packages} are not what they are called ({matrix.stand_in.because})"
 
 
 def _json(value: object) -> bytes:

@@ -71,6 +71,23 @@ def _budget(context: Context) -> Iterator[Finding]:
         )
 
 
+@rule("stand-in")
+def _stand_in(context: Context) -> Iterator[Finding]:
+    """An image that is not what its versions say is for tests only."""
+    stand_in = context.loaded.matrix.stand_in
+    if stand_in is not None:
+        packages = ", ".join(f"`{name}`" for name in stand_in.packages)
+        yield Finding(
+            rule="stand-in",
+            severity=WARNING,
+            subject="stand_in",
+            message=f"{packages}: not what the name and version say, the image is for tests only",
+            because=stand_in.because,
+            hint="nothing is to be served with it, and nothing will push it",
+            where=context.loaded.where("stand_in"),
+        )
+
+
 @rule("gpu-needs-cuda")
 def _gpu_needs_cuda(context: Context) -> Iterator[Finding]:
     """A GPU that the matrix's CUDA does not know yet."""

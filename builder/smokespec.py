@@ -12,6 +12,7 @@ from builder import facts
 from builder.files import canonical_json, sha256_hex
 from builder.layers import LayerPlan
 from builder.ledger import applying, exceptions, smoke_facts
+from builder.matrix import Matrix
 
 SCHEMA = 1
 
@@ -46,12 +47,27 @@ def smoke_spec(plan: LayerPlan, *, native: bool, patches: Sequence[Mapping[str, 
         },
         "gpus": gpu_targets(plan.matrix.gpus),
         "artefacts": listed,
-        "exceptions": [_plain(entry) for entry in exceptions() if applying(entry, versions)],
+        "exceptions": [
+            *(_plain(entry) for entry in exceptions() if applying(entry, versions)),
+            *_differences(plan.matrix, versions),
+        ],
         "shared_files": [_plain(entry) for entry in shared],
         "imports": [] if native or "sglang" not in versions else list(imports),
         "facts": _plain(known),
         **({} if native or not patches else {"patches": list(patches)}),
     }
+
+
+def _differences(matrix: Matrix, versions: Mapping[str, str]) -> list[dict[str, Any]]:
+    """What a stand-in may fail."""
+    if matrix.stand_in is None:
+        return []
+    source = f"`stand_in` of {matrix.name}.yaml"
+    return [
+        {**_plain(item.model_dump(mode="json")), "source": source}
+        for item in matrix.stand_in.differences
+        if item.distribution in versions
+    ]
 
 
 def gpu_targets(capabilities: tuple[str, ...]) -> list[dict[str, str]]:

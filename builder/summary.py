@@ -12,6 +12,7 @@ from builder.build import Prepared
 from builder.engine import Engine, Image
 from builder.files import pretty_size
 from builder.layers import ORDER
+from builder.render import stand_in_words
 
 SMOKE_PATH = "/opt/sglang-stack/smoke.json"
 ABOUT_PATH = "/opt/sglang-stack/about.json"
@@ -65,6 +66,7 @@ def as_text(data: dict[str, Any], prepared: Prepared) -> str:
     versions = [f"{name} {lock.version_of(name)}" for name in matrix.stack.pins()]
     names = data["image"]["names"]
     lines = ["", f"{names[1]}  {pretty_size(data['image']['size'])}", f"  {matrix.summary}"]
+    lines += [f"  {words}"] if (words := stand_in_words(matrix)) else []
     lines += [f"  {', '.join(versions)}"] if versions else []
     gpus = f"for compute capability {', '.join(matrix.gpus)}"
     lines += [

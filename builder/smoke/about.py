@@ -20,7 +20,7 @@ def load(folder: str, name: str) -> Any:
 def text(folder: str) -> list[str]:
     """The description, as lines."""
     about, proof = load(folder, "about.json"), load(folder, "smoke.json")
-    lines = [f"{about['matrix']}: {about['summary']}", ""]
+    lines = [f"{about['matrix']}: {about['summary']}", *([about["stand_in"]] if about.get("stand_in") else []), ""]
     rows = [
         ("lock", about["lock"]),
         ("as of", about["as_of"]),

@@ -65,7 +65,7 @@ def _report_import(native: Native, result: Result) -> None:
             "error",
             "torch",
             f"`import torch` fails: {first}",
-            because="\n".join(rest) or "what it would have loaded is therefore unknown",
+            because="\n".join(rest) or "other files are looked at as if its libraries had been loaded",
             hint="the findings about torch's own files say why",
         )
 

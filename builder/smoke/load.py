@@ -14,6 +14,7 @@ from builder.smoke.report import Result, count
 # Seconds for one file. The slowest of the real stack, flash_ops with 1.7 GB, takes under 3 from a cold page cache.
 FILE_TIMEOUT = 60.0
 _ALL_TIMEOUT = 1200.0
+_TORCH_FIRST = "`needed` and `symbols` say what torch lacks"
 
 
 def check_load(native: Native, ledger: Ledger) -> Result:
@@ -29,6 +30,12 @@ def check_load(native: Native, ledger: Ledger) -> Result:
         ledger.settle("load", result, native.scope)
         return result
     assert native.stubs is not None
+    if native.torch and native.observed.error:
+        # Every file would be refused in torch's words, and every exception be told to fail no longer.
+        because = native.observed.error.split("\n", 1)[0]
+        result.expected = None
+        result.add("error", "torch", "no file was opened: `import torch` fails", because=because, hint=_TORCH_FIRST)
+        return result
     servers = min(os.cpu_count() or 1, 4, len(files))
     with ThreadPoolExecutor(servers) as pool:
         shares = [files[i::servers] for i in range(servers)]

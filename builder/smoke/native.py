@@ -145,8 +145,16 @@ class Native:
 
     @cached_property
     def loader(self) -> Loader:
-        """The model of a process after `import torch`."""
-        return self._loader(self.observed)
+        """The model of a process after `import torch`.
+
+        Where that fails, of one in which torch's own libraries were loaded all the same: what is found about other files
+        is then about those files, and not torch's fault told once more.
+        """
+        loader = self._loader(self.observed)
+        if not (self.torch and self.observed.error):
+            return loader
+        own = [path for path, _ in self.tree.shared_objects(frozenset({self.torch.name})) if "/lib/" in path]
+        return loader.after([(str(self.tree.path(path)), False) for path in own])
 
     def companions(self, file: NativeFile) -> tuple[tuple[str, bool], ...]:
         """What its own package opens before this file, with whether it does so RTLD_GLOBAL.

@@ -66,6 +66,11 @@ def test_the_whole_text(tmp_path: Path) -> None:
     )
 
 
+def test_a_stand_in_says_so_before_anything_else(tmp_path: Path) -> None:
+    lines = told(tmp_path, {"stand_in": "STAND-IN, for tests only: torch is not what it is called"}).splitlines()
+    assert lines[:3] == ["cu130-next: A stack", "STAND-IN, for tests only: torch is not what it is called", ""]
+
+
 def test_a_stack_without_torch_and_sglang(tmp_path: Path) -> None:
     text = told(tmp_path, {"cuda": "", "stack": [], "sglang": False, "patches": ["one", "two"]})
     assert "CUDA" not in text

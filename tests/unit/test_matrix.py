@@ -103,9 +103,23 @@ FULL: dict[str, Any] = {
     "environment": {"SGLANG_LOG": "info"},
     "labels": {"com.example.team": "inference"},
     "budget": {"image": "13 GB"},
+    "stand_in": {
+        "packages": ["sgl-kernel"],
+        "because": "sglang-kernel 0.4.2 under another name",
+        "differences": [
+            {
+                "id": "stand-in-one",
+                "distribution": "sgl-kernel",
+                "file": "sgl_kernel/*.so",
+                "checks": ["load"],
+                "words": "undefined symbol",
+                "consequence": "none in a test",
+            }
+        ],
+    },
 }
 FULL_IMAGE = {
-    **FULL,
+    **{key: value for key, value in FULL.items() if key != "stand_in"},
     "base": {"kind": "image", "reference": f"debian@{DIGEST}", "distribution": "debian", "release": "bookworm"},
     "stack": {"torch": "2.11.0", "sglang-kernel": "0.4.4", "flashinfer": "0.6.12", "sglang": "0.5.15.post1"},
     "files": [],
@@ -114,6 +128,8 @@ FULL_IMAGE = {
 
 
 def parse(text: str, name: str = "x") -> LoadedMatrix:
+    if '"stand_in"' in text:
+        name += "-standin"
     return parse_matrix(text, Path(f"matrices/{name}.yaml"))
 
 
@@ -284,7 +300,7 @@ def test_duplicate_and_empty_keys_are_told_together_with_other_problems() -> Non
         "  12 | extra: []\n"
         "     | ^^^^^\n"
         "  allowed: as_of, base, budget, cuda, environment, extras, files, gpus, indexes, labels, overrides, patches,"
-        " platform, prereleases, python, stack, summary\n"
+        " platform, prereleases, python, stack, stand_in, summary\n"
         "  hint: did you mean `extras`\n"
         "\n"
         "error: 3 problems in `matrices/x.yaml`"
@@ -431,7 +447,8 @@ def test_no_string_takes_a_line_break_or_a_control_character(
         with pytest.raises(MatrixError) as caught:
             parse(text)
         problem = caught.value.problems[0]
-        assert f"matrices/x.yaml:{problem.mark.line}:" in str(caught.value)
+        name = "x-standin" if "stand_in" in matrix else "x"
+        assert f"matrices/{name}.yaml:{problem.mark.line}:" in str(caught.value)
         assert problem.mark.line > 1
         assert problem.field.split(".")[0].split("[")[0] == path[0]
         assert all(line.isprintable() for line in str(caught.value).split("\n"))

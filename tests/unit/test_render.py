@@ -99,6 +99,7 @@ def test_what_an_image_will_say_of_itself() -> None:
     assert said == {
         "matrix": "many",
         "summary": "A tiny stack",
+        "stand_in": "",
         "lock": lock.digest,
         "as_of": "2026-03-01",
         "system": "debian bookworm, 2 packages",

@@ -180,9 +180,22 @@ def test_import_torch_that_fails(site: Site) -> None:
     site.wheel("torch", "2.11.0", {"torch/__init__.py": "raise OSError('libtorch.so: broken')\n"}, layer="torch")
     assert needed(site) == (
         "error: `import torch` fails: OSError: libtorch.so: broken [needed]\n"
-        "  because: what it would have loaded is therefore unknown\n"
+        "  because: other files are looked at as if its libraries had been loaded\n"
         "  hint: the findings about torch's own files say why"
     )
+
+
+def test_where_import_torch_fails_files_that_need_its_libraries_are_not_blamed(site: Site, build: Path) -> None:
+    torch: dict[str, str | bytes] = {
+        "torch/__init__.py": "raise OSError('broken')\n",
+        "torch/lib/libx.so.1": library(build, "libx.so.1"),
+    }
+    site.wheel("torch", "2.11.0", torch, layer="torch")
+    site.wheel("x", files={"x/user.so": user(build, "libx.so.1")})
+    assert [line for line in needed(site).splitlines() if line.startswith("error")] == [
+        "error: `import torch` fails: OSError: broken [needed]"
+    ]
+    assert symbols(site) == ""
 
 
 def test_symbols_that_resolve(site: Site, build: Path) -> None:

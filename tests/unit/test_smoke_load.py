@@ -120,10 +120,14 @@ def test_exception_excuses_a_file(site: Site, tmp_path: Path) -> None:
 def test_import_torch_that_fails_is_said_once(site: Site, tmp_path: Path) -> None:
     site.wheel("torch", "2.11.0", {"torch/__init__.py": "raise OSError('libtorch.so: broken')\n"}, layer="torch")
     site.wheel("x", files={"x/a.so": constructor("", tmp_path / "b")})
+    site.exception(checks=["load"], words="undefined symbol: absent", file="x/a.so")
     check, text = loaded(site)
     assert not check.ok
-    assert "error: the process that imports torch and opens the files ended with status 1 [load]" in text
-    assert "OSError: libtorch.so: broken" in text
+    assert text == (
+        "error: no file was opened: `import torch` fails [load]\n"
+        "  because: OSError: libtorch.so: broken\n"
+        "  hint: `needed` and `symbols` say what torch lacks"
+    )
 
 
 def test_missing_file_is_left_to_needed(site: Site, tmp_path: Path) -> None:
