@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from builder.smoke.patched import KIMI, SIZES
+from builder.smoke.post_base import KIMI, SIZES
 from builder.wheel import digest
 
 ALL_REDUCE = "sglang/srt/distributed/device_communicators/all_reduce_utils.py"

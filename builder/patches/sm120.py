@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from builder.patches.engine import Edit, Module, Site, UnknownShapeError
-from builder.smoke.patched import COMMUNICATOR, DEEP_GEMM, FUSION, MULTIMEM, SIZES, WORLD_SIZES
+from builder.smoke.post_base import COMMUNICATOR, DEEP_GEMM, FUSION, MULTIMEM, SIZES, WORLD_SIZES
 
 _ALL_REDUCE = "sglang/srt/distributed/device_communicators/"
 _NOTES = "shared/facts/patches.md section A1"
