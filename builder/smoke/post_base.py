@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator, Mapping
 
 from builder.smoke.syntax import calls, function, klass, need, one, subscripts, value_of
@@ -12,6 +13,7 @@ MULTIMEM = "_WORLD_SIZES_MULTIMEM"
 COMMUNICATOR = "TorchSymmMemCommunicator"
 DEEP_GEMM = "_compute_enable_deep_gemm"
 FUSION = "gen_trtllm_comm_module"
+FUSION_SWITCHES = ("enable_flashinfer_allreduce_fusion", "flashinfer_allreduce_fusion_backend")
 KIMI = "KimiK25ForConditionalGeneration"
 LAYERS = "set_eagle3_layers_to_capture"
 WORLD_SIZES = (2, 4, 8)
@@ -64,6 +66,64 @@ def _multimem(tree: ast.Module) -> None:
     need(not subscripts(reduce, f"self.{MULTIMEM}"), f"`{MULTIMEM}[…]` fails for a device that is not listed")
     gets = [call for call in calls(reduce, "get") if ast.unparse(call.func) == f"self.{MULTIMEM}.get"]
     need(len(one(gets, f"`{MULTIMEM}.get`").args) == 2, f"`{MULTIMEM}.get` has no default")
+
+
+def _not_by_itself(tree: ast.Module) -> None:
+    """Where nobody asks for fusion, nothing turns it on on 12; on 10 everything can that does so by itself."""
+    for conditions in _on(tree, []):
+        on = {
+            (asked, major): all(wanted in _possible(test, major, asked) for test, wanted in conditions)
+            for asked in (False, True)
+            for major in (10, 12)
+        }
+        need(not on[False, 12], "fusion turns itself on on 12")
+        need(on[False, 10] or on[True, 12], "fusion no longer turns itself on on 10")
+
+
+def _on(node: ast.AST, conditions: list[tuple[ast.expr, bool]]) -> Iterator[list[tuple[ast.expr, bool]]]:
+    """The conditions, and whether they hold or not, of everything that gives one of fusion's switches a value."""
+    for field, value in ast.iter_fields(node):
+        inner = conditions
+        if isinstance(node, ast.If) and field in ("body", "orelse"):
+            inner = [*conditions, (node.test, field == "body")]
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                given = _given(child)
+                if given is not None and ast.unparse(given) not in ("False", "None"):
+                    yield inner
+                yield from _on(child, inner)
+
+
+def _given(node: ast.AST) -> ast.expr | None:
+    """What an assignment, a dictionary or an argument gives to one of the switches."""
+    if isinstance(node, ast.Assign) and getattr(node.targets[0], "attr", None) in FUSION_SWITCHES:
+        return node.value
+    if isinstance(node, ast.Dict):
+        for key, value in zip(node.keys, node.values):  # noqa: B905 - strict is Python 3.10's
+            if getattr(key, "value", None) in FUSION_SWITCHES:
+                return value
+    if isinstance(node, ast.keyword) and node.arg in FUSION_SWITCHES:
+        return node.value
+    return None
+
+
+_MAJORS = {"sm90": (9,), "sm100": (10,), "sm120": (12,), "blackwell": (10, 12)}
+
+
+def _possible(test: ast.expr, major: int, asked: bool) -> set[bool]:
+    """The values that a condition can have on a device of that major; what is not about it can have both."""
+    if isinstance(test, ast.BoolOp):
+        values = [_possible(item, major, asked) for item in test.values]
+        decides = isinstance(test.op, ast.Or)  # one that is so decides, else all have to be the other way
+        found = {decides} if any(decides in item for item in values) else set()
+        return found | ({not decides} if all((not decides) in item for item in values) else set())
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return {not value for value in _possible(test.operand, major, asked)}
+    text = ast.unparse(test)
+    named = re.search(r"\bis_(sm90|sm100|sm120|blackwell)(_supported)?(\(\))?$", text)
+    if named:
+        return {major in _MAJORS[named.group(1)]}
+    return {asked} if text.endswith(f".{FUSION_SWITCHES[0]}") else {True, False}
 
 
 def _majors(call: ast.Call) -> list[object]:
@@ -149,6 +209,7 @@ POSTCONDITIONS: Mapping[str, Callable[[ast.Module], None]] = {
     "S1": _sizes,
     "S2": _lookup,
     "S3": _multimem,
+    "S6": _not_by_itself,
     "F1": _fusion,
     "D1": _deep_gemm,
     "E1": _hook("get_embed_and_head"),
