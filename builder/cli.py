@@ -36,7 +36,12 @@ def _site(arguments: argparse.Namespace) -> Settings:
     from builder.settings import load, with_options
 
     site = with_options(load(), arguments.index, arguments.wheels)
-    if arguments.index:
+    # Without a matrix the default index is all that there is a use for.
+    if arguments.index and arguments.matrix is None:
+        for option in arguments.index:
+            if not option.startswith("default="):
+                raise UsageError(f"`--index {option.partition('=')[0]}=…` without MATRIX", hint="`--index default=URL`")
+    elif arguments.index:
         from builder.fetch import require_used
         from builder.matrix import load as load_matrix
 
@@ -164,11 +169,18 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _patches(arguments: argparse.Namespace) -> int:
-    from builder.fetch import fetch_artefact
-    from builder.patches.listing import as_json, as_text, listing
+    from builder.patches.listing import as_json, as_text, listing, named_releases, release_listing
+    from builder.patches.releases import Releases
 
-    site = _site(arguments)
-    found = listing(_path(arguments), lambda artefact, indexes: fetch_artefact(artefact, site, indexes=indexes))
+    releases = named_releases(arguments.matrix, arguments.sglang, arguments.flashinfer, diff=arguments.diff)
+    opener = Releases(_site(arguments))
+    if arguments.models:
+        from builder.patches.targets import targets
+
+        table = targets(releases or _path(arguments), opener)
+        _print_json(table.as_json()) if arguments.json else print(table.as_text())
+        return ExitCode.OK
+    found = release_listing(releases, opener) if releases else listing(_path(arguments), opener)
     if arguments.json:
         _print_json(as_json(found) | ({"diff": found.diff} if arguments.diff else {}))
     elif arguments.diff:
@@ -251,10 +263,15 @@ def parser() -> argparse.ArgumentParser:
     _sources(build, "a folder in which wheels that are on no index are looked for first")
     plan = verb("plan", _plan, "the layers and their bytes, and what a host would pull")
     plan.add_argument("--from", dest="other", metavar="OTHER", help="a matrix whose image the host has")
-    patches = verb("patches", _patches, "the state of every patch site; exit status 3 if one is of no known shape")
-    patches.add_argument(
-        "--diff", action="store_true", help="print what the matrix's patches change, as a unified diff"
-    )
+    about = "the state of every patch site; exit status 3 if one is of no known shape"
+    patches = verb("patches", _patches, about, matrix=False)
+    patches.usage = "builder patches (MATRIX | [--sglang V] [--flashinfer V]) [options]"
+    patches.add_argument("matrix", metavar="MATRIX", nargs="?", help="a matrix whose lock says which releases")
+    patches.add_argument("--sglang", metavar="V", help="a release of sglang, instead of a matrix")
+    patches.add_argument("--flashinfer", metavar="V", help="a release of flashinfer, instead of a matrix")
+    shown = patches.add_mutually_exclusive_group()
+    shown.add_argument("--models", action="store_true", help="which model classes can be EAGLE-3 targets, and why not")
+    shown.add_argument("--diff", action="store_true", help="print what the matrix's patches change, as a unified diff")
     _sources(patches, "a folder in which wheels are looked for first")
     smoke = verb("smoke", _smoke, "run the smoke test again on a built image", matrix=False)
     smoke.add_argument("image", metavar="IMAGE", help="an image of this builder")

@@ -131,19 +131,8 @@ class RemoteFile(io.RawIOBase):
         return self._get(f"bytes=-{count}", count)
 
     def _get(self, value: str, most: int) -> tuple[int, bytes, int]:
-        """Where the answer starts, its bytes (`most` at most), the size of the file."""
-        # No compression on the way: a range of an encoded body is not a range of the file.
-        headers = {"Range": value, "Accept-Encoding": "identity"}
-        # The body is read only once the answer is known to be a range: it may be gigabytes.
-        with self._client.get(self._url, headers=headers, timeout=TIMEOUT, stream=True) as answer:
-            answer.raise_for_status()
-            if answer.status_code != 206:
-                raise OSError("the server does not answer byte ranges")
-            start, size = _content_range(answer.headers.get("Content-Range", ""), most)
-            body = answer.content
+        start, body, size = get_range(self._client, self._url, value, most)
         self.bytes_read += len(body)
-        if not 0 < len(body) <= most or start + len(body) > size:
-            raise OSError(f"the server sent {len(body)} bytes for the range `{value}` of {size}")
         return start, body, size
 
     def readable(self) -> bool:
@@ -174,6 +163,30 @@ class RemoteFile(io.RawIOBase):
         view[: len(data)] = data
         self._position += len(data)
         return len(data)
+
+
+class NoRangesError(OSError):
+    """A server that answers a byte range with the whole file."""
+
+
+def get_range(client: requests.Session, url: str, value: str, most: int) -> tuple[int, bytes, int]:
+    """Where the answer to a byte range starts, its bytes (``most`` at most), the size of the file.
+
+    ``value`` is as the header `Range` has it. Raises `NoRangesError` where the whole file would come, `OSError` for an
+    answer that is no part of the file, and what requests raises.
+    """
+    # No compression on the way: a range of an encoded body is not a range of the file.
+    headers = {"Range": value, "Accept-Encoding": "identity"}
+    # The body is read only once the answer is known to be a range: it may be gigabytes.
+    with client.get(url, headers=headers, timeout=TIMEOUT, stream=True) as answer:
+        answer.raise_for_status()
+        if answer.status_code != 206:
+            raise NoRangesError("the server does not answer byte ranges")
+        start, size = _content_range(answer.headers.get("Content-Range", ""), most)
+        body = answer.content
+    if not 0 < len(body) <= most or start + len(body) > size:
+        raise OSError(f"the server sent {len(body)} bytes for the range `{value}` of {size}")
+    return start, body, size
 
 
 def _content_range(value: str, most: int) -> tuple[int, int]:

@@ -10,7 +10,9 @@ from packaging.version import Version
 from builder.facts import (
     CostFact,
     IncompatibleFact,
+    LaunchFact,
     OsLibraryFact,
+    ShadowFact,
     TogetherFact,
     TorchBuildFact,
     TritonFact,
@@ -19,6 +21,7 @@ from builder.facts import (
 from builder.findings import Finding, Severity
 from builder.lock import Artefact, Lock
 from builder.lockrules import ERROR, NOTE, WARNING, listed, lock_rule, matching, named, place, satisfies
+from builder.matrix import Patches
 from builder.rulebook import Context
 
 
@@ -210,17 +213,63 @@ def _flashinfer_parts(context: Context, lock: Lock) -> Iterator[Finding]:
 
 @lock_rule("jit-cache-hides-patch")
 def _jit_cache(context: Context, lock: Lock) -> Iterator[Finding]:
-    """flashinfer-jit-cache brings compiled modules that were built without the SM120 patch."""
-    part = lock.by_name.get("flashinfer-jit-cache")
-    if part is not None and context.loaded.matrix.patches.sm120 is not None:
+    """Compiled modules that are loaded instead of what a patch changes."""
+    for fact in load_facts(ShadowFact):
+        part, patched = lock.by_name.get(fact.package), matching(lock, fact.patched)
+        if part is None or patched is None or getattr(context.loaded.matrix.patches, fact.set) is None:
+            continue
+        proven = fact.confidence == "proven"
         yield Finding(
             rule="jit-cache-hides-patch",
-            severity=WARNING,
+            severity=ERROR if proven else WARNING,
             subject=part.name,
-            message=f"{named(part)} hides what the SM120 patches change in flashinfer",
-            because="flashinfer loads its compiled `trtllm_comm`, which was built without them, and compiles nothing",
-            hint="leave flashinfer-jit-cache out",
-            where=context.loaded.where("patches", "sm120"),
-            source="facts/patches.md section D, JIT caches (read in the source)",
-            evidence={"version": part.version},
+            message=f"{named(part)} {'hides' if proven else 'may hide'} what the patch set `{fact.set}` changes in "
+            f"{named(patched)} ({', '.join(fact.sites)})",
+            because=fact.because,
+            hint=f"leave {part.name} out",
+            where=context.loaded.where("patches", fact.set),
+            source=fact.source,
+            evidence={"version": part.version, "patched": patched.version, "sites": list(fact.sites)},
         )
+
+
+@lock_rule("launch-flags")
+def _launch(context: Context, lock: Lock) -> Iterator[Finding]:
+    """What flags of the server do with this stack: one finding for the GPUs, one for each patch set."""
+    matrix = context.loaded.matrix
+    groups: dict[tuple[str, Severity], list[LaunchFact]] = {}
+    for fact in load_facts(LaunchFact):
+        if _together(context, lock, fact) and (fact.patches is None or _asked(matrix.patches, fact.patches)):
+            severity = WARNING if fact.variable is not None and _is_true(context, fact.variable) else NOTE
+            groups.setdefault(((fact.patches or "").split(".")[0], severity), []).append(fact)
+    for (patch_set, severity), found in groups.items():
+        first, flags = found[0], listed([f"`{fact.flag}`" for fact in found])
+        variables = [fact.variable for fact in found if fact.variable is not None] if severity is WARNING else []
+        set_by = listed([f"`{name}`" for name in variables])
+        if variables:
+            where = context.loaded.where("environment", variables[0])
+        elif first.patches is not None:
+            where = context.loaded.where("patches", *first.patches.split("."))
+        else:
+            where = context.loaded.where("gpus", next(i for i, gpu in enumerate(matrix.gpus) if gpu in first.gpus))
+        with_set = f" with the patch set `{patch_set}`" if patch_set else ""
+        yield Finding(
+            rule="launch-flags",
+            severity=severity,
+            subject="sglang",
+            message=f"a server of {named(_together(context, lock, first)[0])}{_on(context, first)}{with_set}: mind {flags}",
+            because="; ".join(fact.because for fact in found)
+            + (f"; the matrix sets {set_by} for every server" if variables else ""),
+            hint="; ".join(fact.hint for fact in found)
+            + (f"; leave {set_by} to `builder run --env`" if variables else ""),
+            where=where,
+            source="; ".join(fact.source for fact in found),
+            evidence={"flags": [fact.flag for fact in found], "variables": list(variables)},
+        )
+
+
+def _asked(patches: Patches, choice: str) -> bool:
+    """Whether a matrix asks for a patch set, or for the option of one: `sm120.symm_mem`."""
+    name, _, option = choice.partition(".")
+    found = getattr(patches, name)
+    return found is not None and (not option or getattr(found, option) == "opt-in")

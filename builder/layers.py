@@ -16,12 +16,16 @@ from builder.files import pretty_size
 from builder.ledger import winners
 from builder.lock import Artefact, Lock
 from builder.matrix import Matrix
+from builder.smoke.post_base import FUSION
 
 VENV = PurePosixPath("/opt/venv")
 CUDA_HOME = "/usr/local/cuda"
 
 ORDER = ("torch", "kernels", "flashinfer", "rest", "sglang")
 """The layers of wheels from the bottom, each a stage of the Dockerfile; what is below them has no wheels."""
+
+COMPILED = "compiled"
+"""The layer, below sglang's, of what the build compiles itself: there where the fused all-reduce is asked for."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,10 @@ class RequirementsList:
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of wheels. ``parent`` is the stage below it."""
+    """One layer of wheels. ``parent`` is the stage below it.
+
+    ``targets`` are those that the layer of compiled modules is compiled for, as flashinfer calls them; it has no wheels.
+    """
 
     name: str
     title: str
@@ -43,6 +50,7 @@ class Layer:
     artefacts: tuple[Artefact, ...]
     bytecode: tuple[str, ...]
     cuda_home: bool
+    targets: tuple[str, ...] = ()
 
     @property
     def count(self) -> int:
@@ -51,7 +59,9 @@ class Layer:
 
     @property
     def described(self) -> str:
-        """`29 wheels, 2.83 GB compressed`, as far as sizes are known."""
+        """`29 wheels, 2.83 GB compressed`, as far as sizes are known; of what is compiled, what for."""
+        if self.targets:
+            return f"for {', '.join(self.targets)}"
         wheels = f"{self.count} wheel" + ("s" if self.count != 1 else "")
         return f"{wheels}, {pretty_size(self.bytes)} compressed" if self.bytes else wheels
 
@@ -124,6 +134,16 @@ class LayerPlan:
         return CUDA_HOME if any(layer.cuda_home for layer in self.layers) else ""
 
     @property
+    def below_sglang(self) -> str:
+        """The stage that has everything but sglang."""
+        return COMPILED if self.layer(COMPILED) else stage_below(ORDER.index("sglang"))
+
+    @property
+    def compiled(self) -> tuple[str, ...]:
+        """What of flashinfer the build compiles: names of functions in flashinfer/jit/comm.py."""
+        return (FUSION,) if self.layer(COMPILED) else ()
+
+    @property
     def epoch(self) -> int:
         return EPOCH
 
@@ -145,8 +165,10 @@ def plan_layers(matrix: Matrix, lock: Lock, installed: Mapping[str, Artefact] | 
             hint=f"write the lock again: `builder lock {matrix.name}`",
         )
     described = {fact.layer: fact for fact in facts.load_facts(facts.LayerFact)}
-    layers = []
+    layers: list[Layer] = []
     for position, name in enumerate(ORDER):
+        if name == "sglang" and _compiles(matrix, lock, layers):
+            layers.append(_compiled(matrix, stage_below(position)))
         locked = (artefact for artefact in lock.artefacts if artefact.layer == name)
         artefacts = tuple((installed or {}).get(artefact.name, artefact) for artefact in locked)
         if artefacts:
@@ -154,13 +176,33 @@ def plan_layers(matrix: Matrix, lock: Lock, installed: Mapping[str, Artefact] | 
                 Layer(
                     name=name,
                     title=described[name].title,
-                    parent=stage_below(position),
+                    parent=layers[-1].name if layers and layers[-1].targets else stage_below(position),
                     artefacts=artefacts,
                     bytecode=_bytecode(artefacts),
                     cuda_home=matrix.cuda.jit != "none" and _has_compiler(matrix, artefacts),
                 )
             )
     return LayerPlan(matrix, lock, tuple(layers))
+
+
+def _compiles(matrix: Matrix, lock: Lock, layers: Sequence[Layer]) -> bool:
+    """Whether the build compiles flashinfer's fused all-reduce: it is asked for, patched to know SM120, and nvcc is there."""
+    sm120 = matrix.patches.sm120
+    asked = sm120 is not None and sm120.allreduce_fusion == "opt-in"
+    return asked and "flashinfer-python" in lock.by_name and any(layer.cuda_home for layer in layers)
+
+
+def _compiled(matrix: Matrix, parent: str) -> Layer:
+    known = {fact.capability: fact.flashinfer_arch for fact in facts.load_facts(facts.GpuFact)}
+    return Layer(
+        name=COMPILED,
+        title="flashinfer's fused all-reduce, compiled",
+        parent=parent,
+        artefacts=(),
+        bytecode=(),
+        cuda_home=False,
+        targets=tuple(known[capability] for capability in matrix.gpus),
+    )
 
 
 def stage_below(position: int) -> str:

@@ -12,6 +12,9 @@ from builder.layers import Layer, LayerPlan, plan_layers
 from builder.lock import Base, check_current, lock_path, read_lock
 from builder.matrix import load
 
+# Layers with the compiler, flashinfer's sources, and headers that they include.
+_COMPILED_FROM = ("torch", "kernels", "flashinfer")
+
 
 @dataclass(frozen=True)
 class Row:
@@ -62,9 +65,17 @@ def _layers(path: Path) -> tuple[dict[str, tuple[Layer, tuple[Any, ...]]], tuple
 
 
 def _content(layer: Layer, planned: LayerPlan) -> tuple[Any, ...]:
-    """What a layer's bytes depend on: its own files, where they are put, and the time that all of them carry."""
-    files = tuple((artefact.name, artefact.version, artefact.sha256) for artefact in layer.artefacts)
-    return files, layer.bytecode, layer.cuda_home, planned.site_packages, planned.epoch
+    """What a layer's bytes depend on: its own files, where they are put, and the time that all of them carry.
+
+    What is compiled depends on the sources and headers of the layers below, and on what it is compiled for.
+    """
+    sources = planned.artefacts if layer.targets else layer.artefacts
+    files = tuple(
+        (artefact.name, artefact.version, artefact.sha256)
+        for artefact in sources
+        if not layer.targets or artefact.layer in _COMPILED_FROM
+    )
+    return files, layer.bytecode, layer.cuda_home, layer.targets, planned.site_packages, planned.epoch
 
 
 def _differs(old: Layer, new: Layer) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from builder import elf as _elf
+from builder import fatbin as _fatbin
 from builder.base import EPOCH, RECIPE, os_packages
 from builder.errors import UsageError
 from builder.facts import CacheFact, load_facts
@@ -113,7 +114,7 @@ class View:
         return load_facts(CacheFact)
 
     def parent_of(self, name: str) -> str:
-        return stage_below(ORDER.index(name))
+        return self.plan.below_sglang if name == "sglang" else stage_below(ORDER.index(name))
 
 
 def image_labels(plan: LayerPlan) -> dict[str, str]:
@@ -247,6 +248,8 @@ def render(matrix: Matrix, lock: Lock, uv: Path, supplies: Supplies | None = Non
     if plan.cuda_home:
         for name in ("cuda_home.py", "stub.py"):
             context[f"cuda/{name}"] = _smoke_file(name)
+    if plan.compiled:
+        context["compile/precompile.py"] = _smoke_file("precompile.py")
     for name, data in _smoke_files().items():
         context[f"smoke/builder/{name}"] = data
     context["native.json"] = _json(smoke_spec(plan, native=True))
@@ -303,13 +306,14 @@ def _smoke_file(name: str) -> bytes:
 
 
 # Used by build steps of their own: a change in one of these must not run the smoke test again.
-_NOT_THE_TEST = frozenset({"finish.py", "cuda_home.py"})
+_NOT_THE_TEST = frozenset({"finish.py", "cuda_home.py", "precompile.py"})
 
 
 def _smoke_files() -> dict[str, bytes]:
     package = resources.files("builder.smoke")
     names = sorted(entry.name for entry in package.iterdir() if entry.name.endswith(".py"))
     files = {f"smoke/{name}": (package / name).read_bytes() for name in names if name not in _NOT_THE_TEST}
-    files["elf.py"] = Path(_elf.__file__).read_bytes()
+    for module in (_elf, _fatbin):
+        files[Path(module.__file__ or "").name] = Path(module.__file__ or "").read_bytes()
     files["__init__.py"] = b'"""The part of the builder that runs inside images."""\n'
     return files

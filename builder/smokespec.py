@@ -46,6 +46,7 @@ def smoke_spec(plan: LayerPlan, *, native: bool, patches: Sequence[Mapping[str, 
             "jit": "nvcc" if plan.cuda_home else "none",
         },
         "gpus": gpu_targets(plan.matrix.gpus),
+        "compiled": list(plan.compiled),
         "artefacts": listed,
         "exceptions": [
             *(_plain(entry) for entry in exceptions() if applying(entry, versions)),

@@ -87,7 +87,13 @@ def gather(loaded: LoadedMatrix, lock: Lock, settings: Settings) -> Supplies:
 
 @cache
 def _patching() -> str:
-    files = [*sorted((BUILDER / "patches").glob("*.py")), BUILDER / "wheel.py", BUILDER / "smoke" / "patched.py"]
+    files = [
+        *sorted((BUILDER / "patches").glob("*.py")),
+        BUILDER / "wheel.py",
+        BUILDER / "smoke" / "patched.py",
+        BUILDER / "smoke" / "syntax.py",
+    ]
+    files += sorted((BUILDER / "smoke").glob("post_*.py"))
     return sha256_hex(canonical_json([sha256_hex(path.read_bytes()) for path in files]))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from builder.smoke.patched import KIMI, SIZES
+from builder.smoke.post_base import KIMI, SIZES
 from builder.wheel import digest
 
 ALL_REDUCE = "sglang/srt/distributed/device_communicators/all_reduce_utils.py"
@@ -23,6 +23,7 @@ KIMI_FILE = "sglang/srt/models/kimi_k25.py"
 DEEPSEEK = "sglang/srt/models/deepseek_v2.py"
 GRAPHS = "sglang/srt/model_executor/cuda_graph_runner.py"
 RUNNER = "sglang/srt/model_executor/model_runner.py"
+SERVER_ARGS = "sglang/srt/server_args.py"
 COMM = "flashinfer/jit/comm.py"
 
 # Of the shapes that sglang 0.5.9 and flashinfer 0.6.4 have, no more than the sites look at.
@@ -186,6 +187,80 @@ def gen_trtllm_comm_module():
 """,
 }
 
+# What turns fusion on by itself, of the shapes that these releases have.
+FUSION_RULES = {
+    "0.5.6.post2": """\
+from sglang.srt.utils import is_blackwell_supported, is_cuda, is_sm100_supported
+
+
+class ServerArgs:
+    enable_flashinfer_allreduce_fusion: bool = False
+
+    def _handle_model_specific_adjustments(self, model_arch):
+        if model_arch in ["DeepseekV3ForCausalLM"]:
+            if is_cuda() and is_sm100_supported():
+                if not self.enable_dp_attention and self.nnodes == 1:
+                    self.enable_flashinfer_allreduce_fusion = True
+                    logger.info("Enable FlashInfer AllReduce Fusion on sm100 for DeepseekV3ForCausalLM")
+        elif model_arch in ["GptOssForCausalLM"]:
+            if is_blackwell_supported():
+                if not self.enable_dp_attention and self.nnodes == 1:
+                    self.enable_flashinfer_allreduce_fusion = True
+                    logger.info("Enable FlashInfer AllReduce Fusion on sm100 for GptOssForCausalLM")
+            if is_blackwell_supported():
+                self.moe_runner_backend = "triton_kernel"
+""",
+    "0.5.7": """\
+from sglang.srt.utils import is_blackwell_supported, is_sm90_supported, is_sm100_supported
+
+
+class ServerArgs:
+    enable_flashinfer_allreduce_fusion: bool = False
+
+    def _handle_model_specific_adjustments(self, model_arch):
+        self.moe_runner_backend = "triton_kernel" if is_blackwell_supported() else "auto"
+        # TRTLLM AllReduce Fusion supports SM90/100/120, enable it by default
+        if (
+            not self.enable_flashinfer_allreduce_fusion
+            and model_arch in ["DeepseekV3ForCausalLM", "GptOssForCausalLM"]
+            and (is_sm90_supported() or is_blackwell_supported())
+            and not self.enable_dp_attention
+            and self.nnodes == 1
+        ):
+            self.enable_flashinfer_allreduce_fusion = True
+""",
+    "0.5.15.post1": """\
+class ServerArgs:
+    def _handle_deprecated_args(self):
+        # When user passes --enable-flashinfer-allreduce-fusion, enable FlashInfer AllReduce Fusion with auto backend
+        if self.enable_flashinfer_allreduce_fusion and self.flashinfer_allreduce_fusion_backend is None:
+            self.flashinfer_allreduce_fusion_backend = "auto"
+        self.enable_flashinfer_allreduce_fusion = False
+""",
+    "0.5.23": """\
+from sglang.srt.platforms import get_platform
+
+
+def _flashinfer_allreduce_fusion_auto_enable(view):
+    if (
+        view.flashinfer_allreduce_fusion_backend is None
+        and view.model_arch in ("DeepseekV3ForCausalLM", "MiMoV2ForCausalLM")
+        and (get_platform().is_sm90 or get_platform().is_sm100)
+        and (view.nnodes == 1 or get_platform().is_sm100)
+    ):
+        backend = "cutedsl" if view.model_arch == "MiMoV2ForCausalLM" else "auto"
+        logger.info("Auto-enabling FlashInfer AllReduce Fusion (%s)", backend)
+        return {"flashinfer_allreduce_fusion_backend": backend}
+    return {}
+
+
+def _enforce_disable_allreduce_fusion(view):
+    if view.enforce_disable_flashinfer_allreduce_fusion:
+        return {"flashinfer_allreduce_fusion_backend": None}
+    return {}
+""",
+}
+
 SGLANG = {file: text for file, text in OLD.items() if file.startswith("sglang/")}
 FLASHINFER = {file: text for file, text in OLD.items() if file.startswith("flashinfer/")}
 
@@ -333,6 +408,22 @@ def deep_gemm_enabled(source: str, architecture: int, patch: pytest.MonkeyPatch)
     scope: dict[str, Any] = {"__name__": "patched"}
     execute(source, DEEP_GEMM, scope)
     return bool(scope["ENABLE_JIT_DEEPGEMM"])
+
+
+def fuses_by_itself(source: str, model: str, architecture: int) -> bool:
+    """Whether `ServerArgs` of a patched source turns fusion on for a model on such a device, though nobody asked."""
+    scope: dict[str, Any] = {
+        "is_cuda": lambda: True,
+        "is_sm90_supported": lambda: architecture == 90,
+        "is_sm100_supported": lambda: architecture == 100,
+        "is_blackwell_supported": lambda: architecture in (100, 120),
+        "logger": logging.getLogger(__name__),
+    }
+    execute("\n".join(line for line in source.splitlines() if " import " not in line), SERVER_ARGS, scope)
+    found = scope["ServerArgs"]()
+    found.enable_dp_attention, found.nnodes = False, 1
+    found._handle_model_specific_adjustments(model)
+    return bool(found.enable_flashinfer_allreduce_fusion)
 
 
 class LanguageModel:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from builder.fields import (
     Capability,
@@ -34,6 +34,7 @@ Pattern = Annotated[
 NvccArch = Annotated[str, Form("an nvcc architecture", r"[1-9][0-9]{1,2}[af]?", "as in 120a")]
 FlashinferArch = Annotated[str, Form("a flashinfer architecture", r"[1-9][0-9]?\.[0-9][af]?", "as in 12.0a")]
 MinorVersion = Annotated[str, Form("a CUDA version", r"1[0-9](\.[0-9]{1,2})?", "as in 13.0, or 12 for every 12.x")]
+SiteId = Annotated[str, Form("a patch site", r"[A-Z][0-9]{1,2}[a-z]?", "as in S1 or S4b")]
 LayerName = Annotated[str, Form("a layer's name", r"[a-z]{2,20}", "a-z")]
 
 
@@ -388,9 +389,78 @@ class PatchedFact(Fact):
     """its release"""
     path: Annotated[str, Form("a file in site-packages", r"[A-Za-z_][\w./-]*\.py", "as in sglang/srt/utils.py")]
     """the file, relative to site-packages"""
-    sites: tuple[Annotated[str, Form("a site", r"[A-Z][0-9]{1,2}", "as in S1")], ...]
+    sites: tuple[SiteId, ...]
     """the sites that are patched in it, in this order; none where all that it has are native"""
     before: Sha256
     """the file as the release has it"""
     after: Sha256 | None = None
     """the file as it is patched; the same as before unless it is given"""
+
+
+class SiteFact(Fact):
+    """What is to be known of patch sites that are one matter: those that are patched, and those that are only noted."""
+
+    file = "sites"
+
+    sites: Annotated[tuple[SiteId, ...], NotEmpty()]
+    """the sites"""
+    without: Prose
+    """what breaks where a release needs it and does not have it"""
+    upstream: Prose
+    """what upstream has done, and since when, as far as it was looked at"""
+    risk: Prose | None = None
+    """what may go wrong with the patch; of sites that are patched"""
+    alone: Prose | None = None
+    """what the patch changes by itself, without a flag or variable; of sites that are patched"""
+    waits_for: EnvName | None = None
+    """the environment variable that has to be 1 for what the patch is there for; alone says what changes without it"""
+    advice: Prose | None = None
+    """what to do instead of a patch; of sites that are only noted"""
+
+    @model_validator(mode="after")
+    def _patched_or_noted(self) -> SiteFact:
+        patched = (self.risk is not None, self.alone is not None)
+        if self.advice is None and not all(patched):
+            raise ValueError("a site that is patched has `risk` and `alone`, one that is only noted `advice`")
+        if self.advice is not None and (any(patched) or self.waits_for is not None):
+            raise ValueError("a site that is only noted has `advice`, and no `risk`, `alone` or `waits_for`")
+        return self
+
+
+Flag = Annotated[
+    str,
+    Form("a flag of the server", r"--[a-z][a-z0-9-]*( [\w./-]+)?", "as in --attention-backend triton", max_length=100),
+]
+PatchChoice = Literal["sm120", "sm120.symm_mem", "sm120.allreduce_fusion", "eagle3", "eagle3.multimodal"]
+
+
+class LaunchFact(TogetherFact):
+    """What a flag does when a server of this stack is launched: a matrix has no flags, whoever launches it has."""
+
+    file = "launch"
+
+    flag: Flag
+    """the flag, with its value where that is what matters"""
+    patches: PatchChoice | None = None
+    """the patch set, or its option, that a matrix has to ask for; without it every matrix"""
+    variable: EnvName | None = None
+    """what has to be 1 in the environment for the flag to do what it is about: an image that has it says so itself"""
+
+
+class ShadowFact(Fact):
+    """A distribution whose compiled code is loaded instead of what a patch changes."""
+
+    file = "shadows"
+
+    package: PackageName
+    """the distribution"""
+    patched: Requirement
+    """the releases whose patch it hides"""
+    set: Literal["sm120", "eagle3"]
+    """the patch set"""
+    sites: Annotated[tuple[SiteId, ...], NotEmpty()]
+    """its sites that have no effect then"""
+    confidence: Literal["proven", "likely"]
+    """proven: read in these releases; likely: they need not have the site"""
+    because: Prose
+    """what happens"""

@@ -16,6 +16,7 @@ from builder.files import sha256_hex
 from builder.matrix import Patches, UserDiff
 from builder.patches import capture, diffs, eagle3, fusion, multimodal, sm120, symm
 from builder.patches.engine import Site, State, UnknownShapeError, decode, unified, unknown
+from builder.patches.source import Source
 from builder.wheel import Wheel, read_wheel, repack
 
 SCHEMA = 1
@@ -64,7 +65,7 @@ class FileChange:
 class PatchResult:
     """What patching makes of a wheel; nothing is written yet. ``sets`` are those that change it."""
 
-    wheel: Wheel
+    wheel: Source
     sites: tuple[SiteState, ...]
     files: tuple[FileChange, ...]
     sets: tuple[str, ...]
@@ -176,7 +177,7 @@ def concerned(patches: Patches, locked: Collection[str]) -> list[str]:
     return sorted(found)
 
 
-def look(wheel: Wheel, sets: Iterable[str] = tuple(SETS)) -> list[SiteState]:
+def look(wheel: Source, sets: Iterable[str] = tuple(SETS)) -> list[SiteState]:
     """The state of every site of ``sets`` in a wheel, as it is; an unknown one is a state here, not an error."""
     found: list[SiteState] = []
     for site in (site for name in sets for site in SETS[name] if site.package == wheel.name):
@@ -189,13 +190,13 @@ def look(wheel: Wheel, sets: Iterable[str] = tuple(SETS)) -> list[SiteState]:
     return found
 
 
-def inspect_wheel(source: Path | Wheel, patches: Patches, matrix_folder: Path) -> PatchResult:
+def inspect_wheel(source: Path | Source, patches: Patches, matrix_folder: Path) -> PatchResult:
     """What the sets and diffs of a matrix make of a wheel, in memory.
 
     Raises `BuildError` for a site of no known shape; `IntegrityError` for a damaged wheel, for a diff whose sha256 is
     another, and for a known file whose outcome is another; `UsageError` for a diff that does not apply.
     """
-    wheel = source if isinstance(source, Wheel) else read_wheel(source)
+    wheel = read_wheel(source) if isinstance(source, Path) else source
     sets = asked(patches)
     states = look(wheel, sets)
     for item in states:
@@ -234,15 +235,16 @@ def write_patched(result: PatchResult, folder: Path) -> Patched | None:
     if not result.local:
         return None
     changed = {change.file: change.after for change in result.files if change.before != change.after}
+    assert isinstance(result.wheel, Wheel), "a wheel of which a part is here cannot be packed again"
     made = repack(result.wheel, folder, changed, {}, result.local)
     return Patched(made.path, made.version, made.sha256, made.size, result.as_json(made.version))
 
 
-def states(wheels: Iterable[Path | Wheel], patches: Patches | None = None) -> list[dict[str, str]]:
+def states(wheels: Iterable[Path | Source], patches: Patches | None = None) -> list[dict[str, str]]:
     """The rows of `builder patches`: every site of the sets that are asked for, of all sets if none is given."""
     rows = []
     for source in wheels:
-        wheel = source if isinstance(source, Wheel) else read_wheel(source)
+        wheel = read_wheel(source) if isinstance(source, Path) else source
         for item in look(wheel, SETS if patches is None else asked(patches)):
             rows.append(
                 {
@@ -258,7 +260,7 @@ def states(wheels: Iterable[Path | Wheel], patches: Patches | None = None) -> li
     return rows
 
 
-def _files(site: Site, wheel: Wheel) -> tuple[dict[str, bytes], State, str]:
+def _files(site: Site, wheel: Source) -> tuple[dict[str, bytes], State, str]:
     """The files that a site is about; where there are none, whether that is by design, or what is missing."""
     if site.file.endswith("/"):
         below = [n for n in wheel.entries if n.startswith(site.file) and n.endswith(".py")]
@@ -275,12 +277,12 @@ def _files(site: Site, wheel: Wheel) -> tuple[dict[str, bytes], State, str]:
     return {}, State.ABSENT, ""
 
 
-def _marked(wheel: Wheel, names: Sequence[str], marker: str) -> dict[str, bytes]:
+def _marked(wheel: Source, names: Sequence[str], marker: str) -> dict[str, bytes]:
     contents = wheel.read_all(sorted(names))
     return {name: data for name, data in contents.items() if marker.encode() in data}
 
 
-def _look(site: Site, wheel: Wheel, data: bytes) -> tuple[State, str]:
+def _look(site: Site, wheel: Source, data: bytes) -> tuple[State, str]:
     def read(file: str) -> str | None:
         return decode(wheel.read(file))[1] if file in wheel.entries else None
 
@@ -316,7 +318,7 @@ def _edited(states: Iterable[SiteState], file: str) -> tuple[str, ...]:
     return tuple(item.site.id for item in states if item.file == file and item.before is State.NEEDED)
 
 
-def _known(wheel: Wheel, file: str, sites: tuple[str, ...], before: bytes, after: bytes) -> bool:
+def _known(wheel: Source, file: str, sites: tuple[str, ...], before: bytes, after: bytes) -> bool:
     """Whether facts/patched.yaml has that of the file. Raises `IntegrityError` if it does, and the outcome is another."""
     fact = patched_facts().get((wheel.name, file, sha256_hex(before), sites))
     if fact is None:
@@ -336,7 +338,7 @@ def patched_facts() -> dict[tuple[str, str, str, tuple[str, ...]], facts.Patched
     return {(fact.package, fact.path, fact.before, fact.sites): fact for fact in facts.load_facts(facts.PatchedFact)}
 
 
-def measured(wheel: Wheel) -> list[dict[str, Any]]:
+def measured(wheel: Source) -> list[dict[str, Any]]:
     """What facts/patched.yaml has to say of a wheel: every file with a site, before and after each choice of sets."""
     found = [item for item in look(wheel) if item.before not in (State.ABSENT, State.UNKNOWN)]
     rows: list[dict[str, Any]] = []

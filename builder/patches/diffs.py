@@ -11,7 +11,7 @@ from pathlib import Path
 from builder.errors import IntegrityError, UsageError
 from builder.files import sha256_hex
 from builder.matrix import UserDiff
-from builder.wheel import Wheel
+from builder.patches.source import Source
 
 _HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 # What git says of a file besides its lines; each would change more than the text of a file that is there.
@@ -45,7 +45,7 @@ class _FileDiff:
     hunks: list[_Hunk] = field(default_factory=list)
 
 
-def apply(diff: UserDiff, folder: Path, wheel: Wheel, contents: Mapping[str, bytes]) -> dict[str, bytes]:
+def apply(diff: UserDiff, folder: Path, wheel: Source, contents: Mapping[str, bytes]) -> dict[str, bytes]:
     """The files that ``diff`` changes, and what they become. ``contents`` are those that are changed already.
 
     Raises `IntegrityError` for a diff with another sha256, `UsageError` for one that does not apply.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from builder.patches.engine import Edit, Module, Reader, Site, UnknownShapeError
 from builder.patches.sm120 import function, klass
-from builder.smoke.patched import KIMI, LAYERS
+from builder.smoke.post_base import KIMI, LAYERS
 
 _NOTES = "shared/facts/patches.md section A2"
 _KIMI_FILE = "sglang/srt/models/kimi_k25.py"

@@ -1,7 +1,8 @@
-"""The base set for SM120 (compute capability 12.x): S1, S2, S3 and D1 in sglang, F1 in flashinfer.
+"""The base set for SM120 (compute capability 12.x): S1, S2, S3, S6 and D1 in sglang, F1 in flashinfer.
 
-Without a flag it changes nothing but error messages: symmetric memory is asked for by `--enable-torch-symm-mem`, and no
-gate to the fused all-reduce is opened here. What is known of each site is in shared/facts/patches.md, section A1.
+Without a flag it changes nothing but error messages, and what fails there anyway: symmetric memory is asked for by
+`--enable-torch-symm-mem`, and no gate to the fused all-reduce is opened here; the releases that open one by themselves
+(S6) no longer do. What is known of each site is in shared/facts/patches.md, section A1.
 """
 
 from __future__ import annotations
@@ -10,7 +11,15 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from builder.patches.engine import Edit, Module, Site, UnknownShapeError
-from builder.smoke.patched import COMMUNICATOR, DEEP_GEMM, FUSION, MULTIMEM, SIZES, WORLD_SIZES
+from builder.smoke.post_base import (
+    COMMUNICATOR,
+    DEEP_GEMM,
+    FUSION,
+    FUSION_SWITCHES,
+    MULTIMEM,
+    SIZES,
+    WORLD_SIZES,
+)
 
 _ALL_REDUCE = "sglang/srt/distributed/device_communicators/"
 _NOTES = "shared/facts/patches.md section A1"
@@ -194,6 +203,69 @@ def _comparisons(node: ast.expr) -> Iterator[ast.Compare]:
             yield item
 
 
+_GATES = (
+    "is_sm100_supported()",
+    "is_sm90_supported() or is_sm100_supported()",
+    "get_platform().is_sm90 or get_platform().is_sm100",
+)
+"""Upstream's conditions for turning fusion on, which leave SM120 out: in 0.5.6.post2, from 0.5.8.post1 and from 0.5.20 on."""
+_GATES_WITH_12 = ("is_blackwell_supported()", "is_sm90_supported() or is_blackwell_supported()")
+"""In 0.5.6.post2 and 0.5.7, where 10 and 12 are Blackwell."""
+
+
+def _auto_enable(module: Module) -> list[Edit]:
+    edits: list[Edit] = []
+    for guards in _turned_on(module.tree, ()):
+        terms = [(guard, term) for guard in guards for term in _terms(guard.test)]
+        written = {ast.unparse(term) for _, term in terms}
+        # On because the user says so: not this site's business.
+        if written & set(_GATES) or f"self.{FUSION_SWITCHES[0]}" in written:
+            continue
+        found = [(guard, term) for guard, term in terms if ast.unparse(term) in _GATES_WITH_12]
+        if len(found) != 1 or "is_sm100_supported" not in _imported(module.tree):
+            raise UnknownShapeError(f"one condition for fusion: {', '.join(f'`{gate}`' for gate in _GATES)}")
+        ((guard, term),) = found
+        (call,) = [
+            node
+            for node in ast.walk(term)
+            if isinstance(node, ast.Call) and ast.unparse(node) == "is_blackwell_supported()"
+        ]
+        comment = "# sglang-stack S6: not by itself on SM120, where the fused all-reduce has to be asked for."
+        edits += [module.before(guard, comment), module.replace(call, "is_sm100_supported()")]
+    return edits
+
+
+def _turned_on(node: ast.AST, guards: tuple[ast.If, ...]) -> Iterator[tuple[ast.If, ...]]:
+    """Where fusion is turned on, in any way that sglang has: the conditions around each."""
+    for child in ast.iter_child_nodes(node):
+        inside = (*guards, node) if isinstance(node, ast.If) and child in node.body else guards
+        values = [value for name, value in _settings(child) if name in FUSION_SWITCHES]
+        if any(not isinstance(value, ast.Constant) or value.value for value in values):
+            yield inside
+        yield from _turned_on(child, inside)
+
+
+def _settings(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """The names that a node sets, and to what: an assignment, an item of a dictionary, or an argument."""
+    if isinstance(node, ast.Assign):
+        yield from ((target.attr, node.value) for target in node.targets if isinstance(target, ast.Attribute))
+    elif isinstance(node, ast.Dict):
+        yield from ((str(getattr(key, "value", "")), value) for key, value in zip(node.keys, node.values, strict=True))
+    elif isinstance(node, ast.keyword):
+        yield node.arg or "", node.value
+
+
+def _terms(test: ast.expr) -> list[ast.expr]:
+    """What all has to hold."""
+    return test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    return {
+        alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+
+
 SITES = (
     Site(
         id="S1",
@@ -255,5 +327,19 @@ SITES = (
         source=f"{_NOTES}, D1",
         places=(DEEP_GEMM,),
         plan=_deep_gemm,
+    ),
+    Site(
+        id="S6",
+        set="sm120",
+        package="sglang",
+        file="sglang/srt/",
+        outside=("sglang/srt/layers/", "sglang/srt/arg_groups/fields/"),
+        # In the comment or the log of every rule: the rule's file and the rule itself have changed their names.
+        marker="AllReduce Fusion",
+        what="whether the fused all-reduce is turned on without being asked for",
+        consequence="not on 12.x; as before elsewhere",
+        source=f"{_NOTES}, S6",
+        places=(),
+        plan=_auto_enable,
     ),
 )

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from builder.smoke import compilers, cuda, imports, install, link, load, patched
+from builder.smoke.baked import check_baked
+from builder.smoke.behaviour import check_behaviour
 from builder.smoke.child import Workspace
 from builder.smoke.faked import Faked, check_gated_imports, check_imports_faked
 from builder.smoke.ledger import Ledger
@@ -49,6 +51,7 @@ def run_native(spec: Spec, tree: Tree, workspace: Workspace, reporter: Reporter,
             "nvcc": lambda: compilers.check_nvcc(spec, workspace),
             "triton": lambda: compilers.check_triton(native, ledger),
             "flashinfer": lambda: compilers.check_flashinfer(native),
+            **({"baked": lambda: check_baked(native)} if spec.compiled else {}),
         },
     )
 
@@ -67,7 +70,11 @@ def run_sglang(spec: Spec, tree: Tree, workspace: Workspace, reporter: Reporter,
             "installed": lambda: install.check_installed(spec, tree, native=False),
             "record": lambda: install.check_record(spec, tree, native=False),
             "ownership": lambda: install.check_ownership(spec, tree, native=False),
-            **({"patches": lambda: patched.check_patches(spec)} if spec.patches else {}),
+            **(
+                {"patches": lambda: patched.check_patches(spec), "behaviour": lambda: check_behaviour(native)}
+                if spec.patches
+                else {}
+            ),
             "needed": lambda: link.check_needed(native, ledger),
             "symbols": lambda: link.check_symbols(native, ledger),
             "load": lambda: load.check_load(native, ledger),

@@ -87,7 +87,8 @@ class Spec:
     """The whole spec.
 
     ``native_lock`` is the ``lock`` that the spec of the native part alone has; ``facts`` is `smoke.yaml` as it stands,
-    less what has a field of its own here; ``patches`` are the reports of packages that patch sets look at.
+    less what has a field of its own here; ``patches`` are the reports of packages that patch sets look at. ``compiled`` are
+    the functions of flashinfer/jit/comm.py whose modules the build has compiled.
     """
 
     matrix: str
@@ -105,6 +106,7 @@ class Spec:
     imports: tuple[str, ...]
     facts: Mapping[str, Any]
     patches: tuple[Mapping[str, Any], ...] = ()
+    compiled: tuple[str, ...] = ()
 
     def fact(self, name: str) -> Mapping[str, Any]:
         """A mapping of the facts, empty where the spec has none of that name."""
@@ -184,6 +186,7 @@ def parse_spec(data: Any) -> Spec:
         imports=top.texts("imports"),
         facts=top.child("facts").data if "facts" in top.data else {},
         patches=tuple(_report(item) for item in top.children("patches")) if "patches" in top.data else (),
+        compiled=top.texts("compiled") if "compiled" in top.data else (),
     )
 
 

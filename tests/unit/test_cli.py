@@ -86,7 +86,16 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 # --- exit codes -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", [[], ["nothing"], ["check"], ["lock", "x", "--check", "--as-of", "2026-01-01"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["nothing"],
+        ["check"],
+        ["lock", "x", "--check", "--as-of", "2026-01-01"],
+        ["patches", "x", "--models", "--diff"],
+    ],
+)
 def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main(arguments)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import cast
+
 import pytest
 from packaging.requirements import Requirement
 
-from builder.facts import CostFact, IncompatibleFact, TogetherFact, load_facts
-from builder.findings import Severity
-from tests.unit.test_lockrules import JIT, TEXT, findings, told, wheel
+from builder.facts import CostFact, IncompatibleFact, LaunchFact, SiteFact, TogetherFact, load_facts
+from builder.findings import Finding, Severity
+from builder.matrix import parse_matrix
+from builder.rules import Context, evaluate_rules
+from tests.unit.test_lockrules import JIT, TEXT, TODAY, findings, lock_of, told, wheel
 
 
 def test_releases_that_do_not_work_together() -> None:
@@ -33,7 +38,8 @@ error: torch 2.9.1+cu130, nvidia-cudnn-cu13 9.13.0.50 and sglang 0.5.9 do not wo
   at: matrices/x.yaml:9
   because: sglang refuses to start multimodal models (Kimi-K2.5 is one), because of a defect of torch 2.9.1's Conv3d with it
   hint: declare under `overrides` that `nvidia-cudnn-cu13` is 9.16 or later, or set `SGLANG_DISABLE_CUDNN_CHECK: 1` under `environment`
-  source: facts/patches.md section E (cuDNN check); case 054 (ai-dynamo/dynamo#5482, pytorch#168167)"""
+  source: facts/patches.md section E (cuDNN check); case 054 (ai-dynamo/dynamo#5482, pytorch#168167); srt/server_args.py of \
+0.5.6.post2 to 0.5.9 refuses, from 0.5.10.post1 on srt/layers/conv.py goes around it; read 2026-11-30"""
     )
     assert (
         told(*CUDNN, text=TEXT + 'environment: {SGLANG_DISABLE_CUDNN_CHECK: "1"}\n')
@@ -42,7 +48,8 @@ note: torch 2.9.1+cu130, nvidia-cudnn-cu13 9.13.0.50 and sglang 0.5.9 do not wor
   at: matrices/x.yaml:11
   because: sglang refuses to start multimodal models (Kimi-K2.5 is one), because of a defect of torch 2.9.1's Conv3d with it; \
 the matrix sets `SGLANG_DISABLE_CUDNN_CHECK`
-  source: facts/patches.md section E (cuDNN check); case 054 (ai-dynamo/dynamo#5482, pytorch#168167)"""
+  source: facts/patches.md section E (cuDNN check); case 054 (ai-dynamo/dynamo#5482, pytorch#168167); srt/server_args.py of \
+0.5.6.post2 to 0.5.9 refuses, from 0.5.10.post1 on srt/layers/conv.py goes around it; read 2026-11-30"""
     )
 
 
@@ -76,6 +83,8 @@ warning: sglang 0.5.7 may not work on GPU 12.0 [known-incompatible]
         (["torch 2.9.1", "nvidia-cudnn-cu12 9.10.2.21", "sglang 0.5.9"], "error"),
         (["torch 2.9.1", "nvidia-cudnn-cu12 9.16.0.29", "sglang 0.5.9"], ""),
         (["torch 2.9.1", "nvidia-cudnn-cu12 9.10.2.21"], ""),
+        (["torch 2.9.1", "nvidia-cudnn-cu12 9.10.2.21", "sglang 0.5.6.post2"], "error warning"),
+        (["torch 2.9.1", "nvidia-cudnn-cu12 9.10.2.21", "sglang 0.5.10.post1"], ""),
         (["torch 2.8.0", "nvidia-nccl-cu12 2.26.2"], "error"),
         (["torch 2.7.1", "nvidia-nccl-cu12 2.26.2"], ""),
         (["sglang 0.5.9", "sgl-kernel 0.3.20"], "error"),
@@ -99,7 +108,7 @@ def test_what_works_at_a_cost() -> None:
     assert (
         told(wheel("tilelang 0.1.11"), wheel("flashinfer-python 0.6.12"))
         == """\
-note: tilelang 0.1.11 beside flashinfer-python 0.6.12: works, at a cost [known-cost]
+warning: tilelang 0.1.11 beside flashinfer-python 0.6.12: works, at a cost [known-cost]
   at: matrices/x.yaml:1
   because: where tilelang is imported first, `import flashinfer.comm` binds its `libcudart_stub.so` and fails (`undefined symbol: \
 cudaDeviceReset`); sglang then serves without flashinfer's fused all-reduce
@@ -112,7 +121,7 @@ def test_what_is_about_images_without_a_compiler() -> None:
     assert findings(wheel("sgl-kernel 0.3.12"), text=JIT) == []
 
 
-@pytest.mark.parametrize("model", [IncompatibleFact, CostFact])
+@pytest.mark.parametrize("model", [IncompatibleFact, CostFact, LaunchFact])
 def test_facts_name_distributions_in_normal_form(model: type[TogetherFact]) -> None:
     for fact in load_facts(model):
         assert all(Requirement(each).name.replace("_", "-").lower() == Requirement(each).name for each in fact.together)
@@ -271,15 +280,123 @@ def test_parts_that_the_matrix_pins_unequal_are_told_once() -> None:
     assert told(wheel("flashinfer-python 0.6.12"), wheel("flashinfer-cubin 0.6.13"), text=text) == ""
 
 
+SM120 = TEXT + "patches: {sm120: {}}\n"
+JIT_CACHE = wheel("flashinfer-jit-cache 0.6.12+cu130")
+
+
 def test_compiled_modules_that_hide_a_patch() -> None:
-    wheels = [wheel("flashinfer-python 0.6.13"), wheel("flashinfer-jit-cache 0.6.13+cu130")]
+    wheels = [wheel("flashinfer-python 0.6.12+sm120"), JIT_CACHE]
     assert (
-        told(*wheels, text=TEXT + "patches: {sm120: {}}\n")
+        told(*wheels, text=SM120)
         == """\
-warning: flashinfer-jit-cache 0.6.13+cu130 hides what the SM120 patches change in flashinfer [jit-cache-hides-patch]
+error: flashinfer-jit-cache 0.6.12+cu130 hides what the patch set `sm120` changes in flashinfer-python 0.6.12+sm120 (F1) \
+[jit-cache-hides-patch]
   at: matrices/x.yaml:11
-  because: flashinfer loads its compiled `trtllm_comm`, which was built without them, and compiles nothing
+  because: flashinfer loads its compiled `trtllm_comm`, which was built without 12, and compiles nothing
   hint: leave flashinfer-jit-cache out
-  source: facts/patches.md section D, JIT caches (read in the source)"""
+  source: facts/patches.md section D, JIT caches; flashinfer/jit/core.py (`is_aot`) of 0.6.2 to 0.6.12, read 2026-11-30"""
     )
     assert told(*wheels) == ""
+    assert told(wheels[0], text=SM120) == ""
+
+
+@pytest.mark.parametrize(
+    ("version", "severities"), [("0.6.4", "error"), ("0.6.13", "warning"), ("0.6.18.post1", ""), ("0.7.4", "")]
+)
+def test_compiled_modules_and_the_releases_that_need_the_patch(version: str, severities: str) -> None:
+    found = findings(wheel(f"flashinfer-python {version}"), wheel(f"flashinfer-jit-cache {version}+cu130"), text=SM120)
+    assert " ".join(finding.severity for finding in found) == severities
+
+
+# Flags of a server
+
+
+def launch(*wheels: str, text: str = TEXT) -> list[Finding]:
+    loaded = parse_matrix(text, Path("matrices/x.yaml"))
+    found = evaluate_rules(Context(loaded, TODAY, lock_of(map(wheel, wheels))))
+    return [finding for finding in found if finding.rule == "launch-flags"]
+
+
+STACK = ("sglang 0.5.9", "flashinfer-python 0.6.4")
+
+
+def test_flags_on_a_gpu_and_with_a_patch_set() -> None:
+    text = TEXT.replace('["12.0"]', '["9.0", "12.0"]') + "patches: {sm120: {}, eagle3: {}}\n"
+    assert (
+        "\n".join(map(str, launch(*STACK, text=text)))
+        == """\
+note: a server of sglang 0.5.9 on GPU 12.0: mind `--attention-backend trtllm_mla` and `--fp8-gemm-backend triton` [launch-flags]
+  at: matrices/x.yaml:7
+  because: `trtllm_mla` passes sglang's check, and flashinfer's kernel for the prefill refuses (`Unsupported architecture`); \
+block-FP8 models take DeepGEMM (off with the patch set `sm120`), else flashinfer's GEMM of TensorRT-LLM, and neither is known to \
+have code for it
+  hint: take `--attention-backend triton` for MLA models, as Kimi-K2.5; give `--fp8-gemm-backend triton` for block-FP8 models, \
+which Kimi-K2.5's INT4 is not
+  source: facts/patches.md D3; case 036 (flashinfer #3263); sglang's check and flashinfer's fmhaRunner.cuh in the wheels (sglang \
+0.5.6.post2 to 0.5.23, flashinfer 0.6.2 to 0.7.4), read 2026-11-30; facts/patches.md D1 and D2; from 0.5.10.post1 on sglang \
+chooses another one for SM120 itself (`initialize_fp8_gemm_config` in the wheels, read 2026-11-30)
+note: a server of sglang 0.5.9 with the patch set `eagle3`: mind `--speculative-draft-model-path` [launch-flags]
+  at: matrices/x.yaml:11
+  because: Kimi-K2.5 is not among the models that sglang finds a draft for
+  hint: give `--speculative-draft-model-path` beside `--speculative-algorithm EAGLE3`
+  source: facts/patches.md section A2 (server_args.py:2398 of 0.5.9); the lists of 0.5.10.post1 to 0.5.23, read 2026-11-30"""
+    )
+
+
+OPT_IN = "patches: {sm120: {symm_mem: opt-in, allreduce_fusion: opt-in}}\n"
+
+
+def test_what_is_opted_in_promises_nothing() -> None:
+    text = TEXT.replace("12.0", "9.0") + OPT_IN
+    (found,) = launch("sglang 0.5.9", text=text)
+    assert (
+        str(found)
+        == """\
+note: a server of sglang 0.5.9 with the patch set `sm120`: mind `--enable-torch-symm-mem` and \
+`--enable-flashinfer-allreduce-fusion` [launch-flags]
+  at: matrices/x.yaml:11
+  because: symmetric memory promises no speed-up over PCIe: every rank reads all peers' slices, and there is no public number for \
+SM120; the fused all-reduce promises no speed-up over PCIe: upstream's own attempt was slower by much at TP 4, and faster by 2 to \
+5 % at TP 2
+  hint: measure with and without `--enable-torch-symm-mem`; measure with and without `--enable-flashinfer-allreduce-fusion`, at the \
+tensor-parallel size that is served
+  source: facts/patches.md section A1, S1 and S4, and the risks after it; not run on SM120; facts/patches.md section 0, 7 \
+(sgl-project/sglang#32330, flashinfer-ai/flashinfer#3903); not run on SM120"""
+    )
+    (found,) = launch("sglang 0.5.9", text=text.replace("symm_mem: opt-in, ", ""))
+    assert found.evidence["flags"] == ["--enable-flashinfer-allreduce-fusion"]
+    assert launch("sglang 0.5.9", text=text.replace("opt-in", '"off"')) == []
+
+
+def test_what_the_image_itself_switches_on_is_a_warning() -> None:
+    text = TEXT.replace("12.0", "9.0") + OPT_IN + 'environment: {SGLANG_STACK_SM120_FUSION: "1"}\n'
+    warning, note = launch("sglang 0.5.9", text=text)
+    assert (note.severity, note.evidence["flags"]) == (Severity.NOTE, ["--enable-torch-symm-mem"])
+    assert warning.severity is Severity.WARNING
+    assert warning.where == "matrices/x.yaml:12"
+    assert warning.because.endswith("; the matrix sets `SGLANG_STACK_SM120_FUSION` for every server")
+    assert warning.hint.endswith("; leave `SGLANG_STACK_SM120_FUSION` to `builder run --env`")
+    (found,) = launch("sglang 0.5.9", text=text.replace('"1"', '"0"'))
+    assert found.severity is Severity.NOTE
+
+
+@pytest.mark.parametrize(
+    ("wheels", "gpu", "flags"),
+    [
+        (["sglang 0.5.9", "flashinfer-python 0.6.4"], "12.1", 2),
+        (["sglang 0.5.10.post1", "flashinfer-python 0.6.7"], "12.0", 1),
+        (["sglang 0.5.23", "flashinfer-python 0.7.2"], "12.0", 1),
+        (["sglang 0.5.24", "flashinfer-python 0.7.2"], "12.0", 0),
+        (["sglang 0.5.9", "flashinfer-python 0.6.4"], "9.0", 0),
+        (["sglang 0.5.9"], "12.0", 0),
+        (["flashinfer-python 0.6.4"], "12.0", 0),
+    ],
+)
+def test_flags_and_the_releases_that_they_are_about(wheels: list[str], gpu: str, flags: int) -> None:
+    found = launch(*wheels, text=TEXT.replace("12.0", gpu))
+    assert sum(len(cast(list[str], finding.evidence["flags"])) for finding in found) == flags
+
+
+def test_a_variable_of_a_flag_is_one_that_a_patch_waits_for() -> None:
+    waited_for = {fact.waits_for for fact in load_facts(SiteFact)}
+    assert {fact.variable for fact in load_facts(LaunchFact) if fact.variable} <= waited_for

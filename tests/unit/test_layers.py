@@ -8,7 +8,7 @@ import pytest
 
 from builder.errors import UsageError
 from builder.layers import ORDER, plan_layers, stage_below
-from builder.lock import read_lock
+from builder.lock import Artefact, read_lock
 from builder.matrix import load_matrix
 from tests.made import ROOT, artefact, direct, lock_of, sha, tiny
 
@@ -105,6 +105,49 @@ def test_site_packages_and_time_are_those_of_the_matrix() -> None:
     matrix = tiny(python='"3.12"').matrix
     plan = plan_layers(matrix, lock_of(matrix))
     assert plan.site_packages == "/opt/venv/lib/python3.12/site-packages"
+
+
+FUSED = (
+    artefact("nvidia-cuda-nvcc", "13.0.88", layer="torch"),
+    artefact("flashinfer-python", "0.6.12", layer="flashinfer"),
+    artefact("idna", "3.7"),
+    artefact("sglang", "0.5.9", layer="sglang"),
+)
+OPTED = "patches: {sm120: {allreduce_fusion: opt-in}}\n"
+
+
+def test_the_fused_all_reduce_is_compiled_where_it_is_asked_for() -> None:
+    matrix = tiny(OPTED, cuda=JIT, gpus='["12.0", "9.0"]').matrix
+    plan = plan_layers(matrix, lock_of(matrix, *FUSED))
+    assert [(layer.name, layer.parent, layer.described) for layer in plan.layers[2:]] == [
+        ("rest", "flashinfer", "1 wheel, 1 kB compressed"),
+        ("compiled", "rest", "for 12.0a, 9.0a"),
+        ("sglang", "compiled", "1 wheel, 1 kB compressed"),
+    ]
+    assert (plan.compiled, plan.below_sglang) == (("gen_trtllm_comm_module",), "compiled")
+
+
+def test_it_is_compiled_without_sglang_as_well() -> None:
+    matrix = tiny(OPTED, cuda=JIT).matrix
+    plan = plan_layers(matrix, lock_of(matrix, *FUSED[:3]))
+    assert [layer.name for layer in plan.layers] == ["torch", "flashinfer", "rest", "compiled"]
+
+
+@pytest.mark.parametrize(
+    ("extra", "cuda", "artefacts"),
+    [
+        ("patches: {sm120: {}}\n", JIT, FUSED),
+        ("", JIT, FUSED),
+        (OPTED, "{version: 13.0.2, jit: none}", FUSED),
+        (OPTED, JIT, FUSED[:1] + FUSED[2:]),
+    ],
+    ids=["not asked for", "no patches", "no compiler", "no flashinfer"],
+)
+def test_otherwise_nothing_is_compiled(extra: str, cuda: str, artefacts: tuple[Artefact, ...]) -> None:
+    matrix = tiny(extra, cuda=cuda).matrix
+    plan = plan_layers(matrix, lock_of(matrix, *artefacts))
+    assert (plan.layer("compiled"), plan.compiled, plan.below_sglang) == (None, (), "rest")
+    assert plan.layers[-1].parent == "rest"
 
 
 def test_a_wheel_of_a_layer_that_nothing_installs_is_refused() -> None:

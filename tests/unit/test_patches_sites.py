@@ -9,21 +9,22 @@ import pytest
 from builder.patches.apply import SETS
 from builder.patches.engine import Site, State
 from builder.patches.sm120 import LIMIT
-from builder.smoke.patched import SIZES
+from builder.smoke.post_base import SIZES
 from tests import patch_made as made
 from tests.patch_made import Communicator, deep_gemm_enabled, kimi, warnings
 
-SITES = {site.id: site for sites in SETS.values() for site in sites}
-FILE_OF = {"E4": made.GRAPHS}
+# The sites of the base sets; those that are opted into have tests of their own.
+SITES = {site.id: site for name in ("sm120", "eagle3") for site in SETS[name]}
+FILE_OF = {"E4": made.GRAPHS, "S6": made.SERVER_ARGS}
 
 
 def old(site: str) -> str:
-    return made.OLD[FILE_OF.get(site, SITES[site].file)]
+    return made.FUSION_RULES["0.5.7"] if site == "S6" else made.OLD[FILE_OF.get(site, SITES[site].file)]
 
 
 def patched(file: str) -> str:
     """A file's text with all of its sites patched."""
-    text = made.OLD[file]
+    text = old("S6") if file == made.SERVER_ARGS else made.OLD[file]
     for site in SITES.values():
         if site.file == file or FILE_OF.get(site.id) == file:
             text = site.apply(text)
@@ -145,6 +146,24 @@ UNKNOWN: list[tuple[str, str, str, str]] = [
     ("F1", "def gen_trtllm_comm_module", "def gen_comm_module", "one `gen_trtllm_comm_module` (0 found)"),
     ("D1", "sm_version < 90", "sm_version < 100", "`if sm_version < 90: return False`"),
     (
+        "S6",
+        "(is_sm90_supported() or is_blackwell_supported())",
+        "get_device_sm() >= 90",
+        (
+            "one condition for fusion: `is_sm100_supported()`, `is_sm90_supported() or is_sm100_supported()`, "
+            "`get_platform().is_sm90 or get_platform().is_sm100`"
+        ),
+    ),
+    (
+        "S6",
+        ", is_sm100_supported",
+        "",
+        (
+            "one condition for fusion: `is_sm100_supported()`, `is_sm90_supported() or is_sm100_supported()`, "
+            "`get_platform().is_sm90 or get_platform().is_sm100`"
+        ),
+    ),
+    (
         "D1",
         "    try:",
         "    if sm_version >= 120:\n        return False\n    try:",
@@ -196,6 +215,19 @@ def test_a_method_that_is_there_twice_is_unknown() -> None:
     twice = text.replace("EntryClass", "    def get_embed_and_head(self):\n        return None\n\n\nEntryClass")
     assert SITES["E1"].look(twice) == (State.UNKNOWN, "one `get_embed_and_head` (2 found)")
     assert SITES["E1"].verify(twice) == "`get_embed_and_head` is there 2 times, not once"
+
+
+@pytest.mark.parametrize("release", ["0.5.15.post1", "0.5.23"])
+def test_fusion_that_is_asked_for_or_leaves_sm120_out_is_native(release: str) -> None:
+    assert SITES["S6"].look(made.FUSION_RULES[release]) == (State.NATIVE, "")
+    assert SITES["S6"].verify(made.FUSION_RULES[release]) == ""
+
+
+def test_of_two_rules_the_one_with_sm120_changes() -> None:
+    text = made.FUSION_RULES["0.5.6.post2"]
+    rule = "            if is_blackwell_supported():\n                if not"
+    comment = "            # sglang-stack S6: not by itself on SM120, where the fused all-reduce has to be asked for.\n"
+    assert SITES["S6"].apply(text) == text.replace(rule, comment + rule.replace("is_blackwell", "is_sm100"))
 
 
 def test_a_guard_for_12_0_alone_is_made_to_hold_for_12_1() -> None:
@@ -314,6 +346,19 @@ def test_deep_gemm_is_off_on_12_x_alone(
     assert deep_gemm_enabled(patched(made.DEEP_GEMM), architecture, monkeypatch) is after
 
 
+@pytest.mark.parametrize("model", ["DeepseekV3ForCausalLM", "GptOssForCausalLM", "LlamaForCausalLM"])
+@pytest.mark.parametrize("release", ["0.5.6.post2", "0.5.7"])
+def test_fusion_is_not_turned_on_by_itself_on_sm120(release: str, model: str) -> None:
+    before = made.FUSION_RULES[release]
+    after = SITES["S6"].apply(before)
+    assert not made.fuses_by_itself(after, model, 120)
+    for architecture in (80, 90, 100):
+        on = made.fuses_by_itself(before, model, architecture)
+        assert made.fuses_by_itself(after, model, architecture) is on
+    # What it is for: before, it was.
+    assert made.fuses_by_itself(before, "GptOssForCausalLM", 120)
+
+
 def test_the_hooks_hand_on_to_the_language_model() -> None:
     model, inner = kimi(patched(made.KIMI_FILE))
     assert model.get_embed_and_head() == ("embed", "head")
@@ -360,6 +405,11 @@ WRONG: list[tuple[str, str, str, str]] = [
     ),
     ("S3", "12: []", "12: [8]", "12 has world sizes for multimem, which needs NVLink"),
     ("S3", ".get(self.device_capability, [])", ".get(self.device_capability)", "`_WORLD_SIZES_MULTIMEM.get` has no default"),
+    ("S6", "is_sm90_supported() or is_sm100", "is_sm90_supported() or is_sm120", "fusion turns itself on on 12"),
+    ("S6", "or is_sm100_supported())", "or is_sm100_supported() or self.fusion)", "fusion turns itself on on 12"),
+    ("S6", "(is_sm90_supported() or is_sm100_supported())", "not is_sm90_supported()", "fusion turns itself on on 12"),
+    ("S6", "is_sm90_supported() or is_sm100_supported()", "is_sm90_supported()", "fusion no longer turns itself on on 10"),
+    ("S6", "    def _handle", "    def again(self):\n        self.enable_flashinfer_allreduce_fusion = True\n\n    def _handle", "fusion turns itself on on 12"),
     ("D1", "// 10 == 12", "// 10 == 13", "sm_120 is not turned off"),
     ("D1", "sm_version // 10 == 12", "sm_version == 120", "sm_121 is not turned off"),
     ("D1", "sm_version // 10 == 12", "sm_version in (100, 120, 121)", "sm_100 is turned off"),

@@ -9,6 +9,7 @@ import pytest
 from builder import planning
 from builder.errors import LockError
 from builder.lock import Artefact, Lock, OsPackage, lock_path, write_lock
+from builder.matrix import parse_matrix
 from tests.made import TINY, artefact, direct, lock_of, sha, tiny
 
 STACK = (
@@ -102,6 +103,55 @@ def test_another_os_package_makes_the_os_new_and_nothing_else(tmp_path: Path) ->
     host = written(tmp_path, "host", *STACK)
     wanted = written(tmp_path, "wanted", *STACK, base=lock.base.model_copy(update={"packages": packages}))
     assert new(wanted, host) == {"os": True, "torch": False, "rest": False, "sglang": False}
+
+
+FUSED = TINY.replace(
+    "{version: 13.0.2, jit: none}",
+    "{version: 13.0.2, compiler: {nvidia-cuda-nvcc: 13.0.88, nvidia-nvvm: 13.0.88, nvidia-cuda-crt: 13.0.88, "
+    "nvidia-cuda-cccl: 13.0.85}}",
+) + "patches: {sm120: {allreduce_fusion: opt-in}}\n"  # fmt: skip
+
+
+def fused(folder: Path, name: str, *changed: Artefact, gpus: str = '["12.0"]') -> Path:
+    """A stack whose build compiles the fused all-reduce."""
+    stack = {
+        item.name: item
+        for item in (
+            artefact("nvidia-cuda-nvcc", "13.0.88", layer="torch"),
+            artefact("flashinfer-python", "0.6.12", layer="flashinfer"),
+            artefact("idna", "3.7"),
+            *changed,
+        )
+    }
+    path = folder / f"{name}.yaml"
+    path.write_text(FUSED.replace('["12.0"]', gpus))
+    matrix = parse_matrix(path.read_text(), path).matrix
+    write_lock(lock_of(matrix, *stack.values()), lock_path(path))
+    return path
+
+
+def test_what_is_compiled_is_a_row_without_wheels(tmp_path: Path) -> None:
+    rows = planning.plan(fused(tmp_path, "one"), None)
+    assert planning.as_text(rows).splitlines()[5:] == [
+        "flashinfer's fused all-reduce, compiled       0           -      yes",
+        "all wheels                                    3        3 kB     3 kB",
+        "bytes are those of the wheels; a registry's layers are compressed anew and about as large",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changed", "gpus", "is_new"),
+    [
+        ((), '["12.0"]', False),
+        ((artefact("idna", "3.8"),), '["12.0"]', False),
+        ((artefact("nvidia-cuda-nvcc", "13.0.89", layer="torch"),), '["12.0"]', True),
+        ((artefact("flashinfer-python", "0.6.13", layer="flashinfer"),), '["12.0"]', True),
+        ((), '["12.0", "9.0"]', True),
+    ],
+)
+def test_what_makes_it_new(tmp_path: Path, changed: tuple[Artefact, ...], gpus: str, is_new: bool) -> None:
+    host = fused(tmp_path, "host")
+    assert new(fused(tmp_path, "wanted", *changed, gpus=gpus), host)["compiled"] is is_new
 
 
 def test_wheels_of_unknown_size_are_named(tmp_path: Path) -> None:

@@ -73,6 +73,34 @@ def test_the_dockerfile_with_an_index_direct_files_environment_and_labels() -> N
     golden("many.Dockerfile", stable(render(loaded.matrix, lock, UV, Supplies(wheels))))
 
 
+def compiling() -> Rendered:
+    """A stack whose build compiles flashinfer's fused all-reduce."""
+    cuda = (
+        "{version: 13.0.2, compiler: {nvidia-cuda-nvcc: 13.0.88, nvidia-nvvm: 13.0.88, nvidia-cuda-crt: 13.0.88, "
+        "nvidia-cuda-cccl: 13.0.85}}"
+    )
+    extra = "patches: {sm120: {allreduce_fusion: opt-in}}\n"
+    matrix = tiny(extra, name="compiling", cuda=cuda, gpus='["12.0", "9.0"]').matrix
+    lock = lock_of(
+        matrix,
+        artefact("nvidia-cuda-nvcc", "13.0.88", layer="torch"),
+        artefact("flashinfer-python", "0.6.12", layer="flashinfer"),
+        artefact("sglang", "0.5.9", layer="sglang"),
+    )
+    return render(matrix, lock, UV)
+
+
+def test_the_dockerfile_of_a_stack_that_compiles() -> None:
+    golden("compiling.Dockerfile", stable(compiling()))
+
+
+def test_what_compiles_is_in_the_context_where_it_is_used_and_no_part_of_the_test() -> None:
+    assert "compile/precompile.py" in compiling().context
+    assert "compile/precompile.py" not in tiny_rendered().context
+    assert "smoke/builder/smoke/precompile.py" not in compiling().context
+    assert {"smoke/builder/elf.py", "smoke/builder/fatbin.py"} <= compiling().context.keys()
+
+
 def test_the_files_of_a_build_context() -> None:
     loaded, lock, wheels = many()
     rendered = render(loaded.matrix, lock, UV, Supplies(wheels))

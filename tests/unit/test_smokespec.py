@@ -8,6 +8,7 @@ from typing import Any
 from builder.layers import plan_layers
 from builder.lock import lock_path, read_lock
 from builder.matrix import load_matrix
+from builder.smoke.spec import parse_spec
 from builder.smokespec import gpu_targets, smoke_spec
 from tests.made import ROOT, artefact, lock_of, sha, tiny
 
@@ -47,6 +48,22 @@ def test_the_targets_are_called_as_each_tool_calls_them() -> None:
         {"capability": "12.0", "nvcc": "120a", "flashinfer": "12.0a"},
         {"capability": "9.0", "nvcc": "90a", "flashinfer": "9.0a"},
     ]
+
+
+def test_both_parts_know_what_the_build_compiles() -> None:
+    jit = (
+        "{version: 13.0.2, compiler: {nvidia-cuda-nvcc: 13.0.88, nvidia-nvvm: 13.0.88, nvidia-cuda-crt: 13.0.88, "
+        "nvidia-cuda-cccl: 13.0.85}}"
+    )
+    matrix = tiny("patches: {sm120: {allreduce_fusion: opt-in}}\n", cuda=jit).matrix
+    nvcc = artefact("nvidia-cuda-nvcc", "13.0.88", layer="torch")
+    flashinfer = artefact("flashinfer-python", "0.6.12", layer="flashinfer")
+    plan = plan_layers(matrix, lock_of(matrix, nvcc, flashinfer, SGLANG))
+    for native in (True, False):
+        made = smoke_spec(plan, native=native)
+        assert made["compiled"] == ["gen_trtllm_comm_module"]
+        assert parse_spec(made).compiled == ("gen_trtllm_comm_module",)
+        assert spec(IDNA, SGLANG, native=native)["compiled"] == []
 
 
 def test_exceptions_are_those_of_distributions_in_the_lock() -> None:
