@@ -143,6 +143,9 @@ def _folders(cache: Path) -> list[dict[str, Any]]:
         "contexts": "build contexts",
         "metadata": "METADATA of wheels",
         "wheels": "wheels that were fetched",
+        "patched": "wheels that were patched",
+        "ranges": "parts of wheels that were looked at",
+        "releases": "what an index said of releases",
         "apt": "the archive's indexes",
     }
     rows = []

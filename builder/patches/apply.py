@@ -270,7 +270,8 @@ def _files(site: Site, wheel: Source) -> tuple[dict[str, bytes], State, str]:
     if found:
         return found, State.NATIVE, ""
     # By design only if the thing itself is not there: it may as well have moved, or have another name.
-    marker = f"def {site.marker.strip('.(')}" if site.file.endswith("/") else site.marker
+    named = f"def {site.marker.strip('.(')}" if site.file.endswith("/") else site.marker
+    marker = site.trace or named
     elsewhere = _marked(wheel, [name for name in wheel.entries if name.endswith(".py")], marker)
     if elsewhere:
         return {}, State.UNKNOWN, f"`{site.marker}` in `{site.file}`; `{marker}` is in `{min(elsewhere)}`"

@@ -136,7 +136,8 @@ class Site:
     less those below ``outside``. ``marker`` is in the file wherever there is something to patch: a release without the
     file has nothing of the kind only if no other file has it. ``places`` are the definitions that may change, as
     `Class.method`, `NAME` or `import`; where none are named, those that the edits are in. ``context`` says what else in
-    the package has to be as known for an edit to make sense, nothing where it is.
+    the package has to be as known for an edit to make sense, nothing where it is. ``trace`` is a text without which a
+    release has nothing of the kind, where that is another one than the marker's own.
     """
 
     id: str
@@ -151,6 +152,7 @@ class Site:
     plan: Plan
     outside: tuple[str, ...] = ()
     context: Callable[[Reader], str] = lambda read: ""
+    trace: str = ""
 
     def probe(self, text: str) -> State:
         """The state of a file's text."""

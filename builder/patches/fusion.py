@@ -366,6 +366,7 @@ SITES: tuple[Site, ...] = (
         package="sglang",
         file=_LAYERS,
         marker="FUSE_ALLREDUCE_MAX_BATCH_SIZE =",
+        trace="allreduce_fusion",
         what="the gate to flashinfer's fused all-reduce, by compute capability",
         consequence=f"{_OPT_IN}; at most `SGLANG_STACK_SM120_FUSION_MAX_TOKENS` tokens (16)",
         source=f"{_NOTES}, S5",

@@ -106,7 +106,7 @@ def _worker(tree: ast.Module) -> None:
     method = function(klass(tree, DRAFT_WORKER).body, PREFILL)
     names = [item.arg for item in method.args.args]
     need(names[4:5] == [EMBEDS], f"`{PREFILL}` has no `{EMBEDS}`")
-    defaults = dict(zip(reversed(names), map(ast.unparse, reversed(method.args.defaults))))
+    defaults = dict(zip(reversed(names), map(ast.unparse, reversed(method.args.defaults))))  # noqa: B905 - strict is Python 3.10's, and there are fewer defaults
     need(defaults.get(EMBEDS) == "None", f"`{EMBEDS}` has no default, or one that is not None")
     call = one(list(calls(tree, PREFILL)), f"a call of `{PREFILL}`")
     need(any(call is node for node in ast.walk(klass(tree, WORKER))), f"`{WORKER}` does not call `{PREFILL}`")

@@ -323,3 +323,14 @@ def test_sites_say_what_they_are_for() -> None:
         assert isinstance(site, Site)
         assert site.set == "sm120-fusion"
         assert site.what and site.consequence and site.source.startswith("shared/facts/patches.md section A")
+
+
+def test_a_gate_under_another_name_is_unknown_and_not_absent(tmp_path: Path) -> None:
+    renamed = "FUSED_MOST = 2048\n\n\ndef allreduce_fusion_fits(batch_size):\n    return batch_size <= FUSED_MOST\n"
+    source = _wheel(tmp_path, {"sglang/srt/layers/elsewhere.py": renamed})
+    (found,) = [item for item in look(source, ["sm120-fusion"]) if item.site.id == "S5"]
+    assert found.before is State.UNKNOWN
+    assert found.looked_for == (
+        "`FUSE_ALLREDUCE_MAX_BATCH_SIZE =` in `sglang/srt/layers/`; "
+        "`allreduce_fusion` is in `sglang/srt/layers/elsewhere.py`"
+    )
