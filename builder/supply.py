@@ -109,11 +109,13 @@ def patch_inputs(matrix: Matrix) -> str:
 
 
 def patch_words(reports: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One line a package: `sglang 0.5.9+sm120.eagle3: S1 S2 patched, E4 native`."""
+    """One line a package: `sglang 0.5.9+sm120.eagle3: S1 S2 patched, E4 native`; what a release has not is left out."""
     lines = []
     for report in reports:
         groups: dict[str, list[str]] = {}
         for site in report["sites"]:
+            if site["before"] == "absent":
+                continue
             state = {"needed": "patched"}.get(site["before"], site["before"])
             if site["id"] not in groups.setdefault(state, []):
                 groups[state].append(site["id"])

@@ -89,6 +89,7 @@ class PatchResult:
 
     def as_json(self, patched_version: str = "") -> dict[str, Any]:
         """The report, as it goes into the image; `verify_installed` reads it."""
+        known = site_facts()
         return {
             "schema": SCHEMA,
             "package": self.wheel.name,
@@ -105,6 +106,7 @@ class PatchResult:
                     "after": item.after.value,
                     "what": item.site.what,
                     "consequence": item.site.consequence,
+                    **fact_json(known[item.site.id]),
                 }
                 for item in self.sites
             ],
@@ -337,6 +339,25 @@ def _known(wheel: Source, file: str, sites: tuple[str, ...], before: bytes, afte
 def patched_facts() -> dict[tuple[str, str, str, tuple[str, ...]], facts.PatchedFact]:
     """facts/patched.yaml by package, file, the input's sha256 and the sites that change it."""
     return {(fact.package, fact.path, fact.before, fact.sites): fact for fact in facts.load_facts(facts.PatchedFact)}
+
+
+def site_facts() -> dict[str, facts.SiteFact]:
+    """facts/sites.yaml by site."""
+    return {site: fact for fact in facts.load_facts(facts.SiteFact) for site in fact.sites}
+
+
+def fact_json(fact: facts.SiteFact) -> dict[str, Any]:
+    """What is known of a site, apart from the site itself: what breaks without it, the risk, upstream's state, sources."""
+    said = {
+        "without": fact.without,
+        "risk": fact.risk,
+        "upstream": fact.upstream,
+        "alone": fact.alone,
+        "waits_for": fact.waits_for,
+        "advice": fact.advice,
+        "source": fact.source,
+    }
+    return {key: value for key, value in said.items() if value is not None or key == "waits_for"}
 
 
 def measured(wheel: Source) -> list[dict[str, Any]]:

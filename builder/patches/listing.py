@@ -11,14 +11,13 @@ from typing import Any, Protocol
 
 from packaging.version import Version
 
-from builder import facts
 from builder.errors import UsageError
 from builder.facts import SiteFact
 from builder.files import pretty_size
 from builder.lock import Artefact, check_current, lock_path, read_lock
 from builder.matrix import load
 from builder.patches import noted
-from builder.patches.apply import SETS, SiteState, asked, concerned, inspect_wheel, look
+from builder.patches.apply import SETS, SiteState, asked, concerned, fact_json, inspect_wheel, look, site_facts
 from builder.patches.engine import State
 from builder.patches.noted import NotedState
 from builder.patches.releases import Traffic
@@ -147,24 +146,6 @@ def _ahead(wheel: Source) -> Iterator[str]:
         yield from here or noted.same_kind(place.files[0], wheel)
 
 
-def site_facts() -> dict[str, SiteFact]:
-    """facts/sites.yaml by site."""
-    return {site: fact for fact in facts.load_facts(SiteFact) for site in fact.sites}
-
-
-def _fact_json(fact: SiteFact) -> dict[str, Any]:
-    said = {
-        "without": fact.without,
-        "risk": fact.risk,
-        "upstream": fact.upstream,
-        "alone": fact.alone,
-        "waits_for": fact.waits_for,
-        "advice": fact.advice,
-        "source": fact.source,
-    }
-    return {key: value for key, value in said.items() if value is not None or key == "waits_for"}
-
-
 def as_json(found: Listing) -> dict[str, Any]:
     """The listing as data. Of `noted` none is patched, and none counts for `ok`."""
     known = site_facts()
@@ -183,7 +164,7 @@ def as_json(found: Listing) -> dict[str, Any]:
                 "listed": package.listed,
                 "what": item.site.what,
                 "patch": item.site.consequence,
-                **_fact_json(known[item.site.id]),
+                **fact_json(known[item.site.id]),
             }
             for package in found.packages
             for item in package.sites
@@ -197,7 +178,7 @@ def as_json(found: Listing) -> dict[str, Any]:
                 "state": item.state.value,
                 "looked_for": item.looked_for,
                 "what": item.noted.what,
-                **_fact_json(known[item.noted.id]),
+                **fact_json(known[item.noted.id]),
             }
             for package in found.packages
             for item in package.noted

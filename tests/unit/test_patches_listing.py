@@ -15,7 +15,7 @@ from builder import cli
 from builder.facts import SiteFact, parse_facts
 from builder.lock import Artefact, lock_path, write_lock
 from builder.patches import apply, noted, releases
-from builder.patches.apply import SETS, SiteState
+from builder.patches.apply import SETS, SiteState, site_facts
 from builder.patches.engine import State
 from builder.patches.listing import (
     Listing,
@@ -26,7 +26,6 @@ from builder.patches.listing import (
     cost,
     listing,
     release_listing,
-    site_facts,
 )
 from builder.patches.noted import NOTED, NotedState
 from builder.patches.releases import Traffic
