@@ -75,6 +75,113 @@ def model_source(site: str, capture: str) -> str:
     return _MODEL.format(model=MODELS[site], capture=capture)
 
 
+# sglang 0.5.20: a method makes what is captured, and the file imports nothing that reduces.
+HELPED = """\
+from sglang.srt.distributed.parallel_state import get_pp_group
+
+
+class DecoderLayer:
+    def forward(self, hidden_states, residual):
+        hidden_states = self.mlp(hidden_states)
+        if self.should_allreduce_fusion():
+            hidden_states._sglang_needs_allreduce_fusion = True
+        return hidden_states, residual
+
+
+class Glm5NextModel:
+    def _prepare_aux_hidden_state(self, hidden_states, residual):
+        # With mHC the residual is part of the stream.
+        aux_hidden_state = (
+            hidden_states if residual is None else hidden_states + residual
+        )
+        if self.dflash_capture and self.config.mhc:
+            aux_hidden_state = hc_contract(aux_hidden_state, self.config.hc_mult)
+        return aux_hidden_state
+
+    def forward(self, hidden_states, residual=None):
+        aux_hidden_states = []
+        for i in range(self.start_layer, self.end_layer):
+            with self.ctx:
+                if i in self.layers_to_capture:
+                    aux_hidden_state = self._prepare_aux_hidden_state(
+                        hidden_states, residual
+                    )
+                    if self.enable_a2a_moe and i > self.first_k_dense_replace:
+                        aux_hidden_state = get_parallel().attn_tp_group.all_gather(
+                            aux_hidden_state, dim=0
+                        )
+                    aux_hidden_states.append(aux_hidden_state)
+                layer = self.layers[i]
+                hidden_states, residual = layer(hidden_states, residual)
+        return hidden_states, aux_hidden_states
+"""
+
+# sglang 0.5.20: DSpark's capture behind a layer, whose experts and whose tensors are reduced one after the other.
+BEHIND = """\
+from sglang.srt.distributed import (
+    get_pp_group,
+    moe_expert_parallel_all_reduce,
+    moe_tensor_model_parallel_all_reduce,
+)
+
+
+class DecoderLayer:
+    def forward(self, hidden_states, residual):
+        hidden_states = self.mlp(hidden_states)
+        if self.should_allreduce_fusion():
+            hidden_states._sglang_needs_allreduce_fusion = True
+        return hidden_states, residual
+
+
+class BailingMoELinearModel:
+    def forward(self, hidden_states, residual=None):
+        capture_aux = self.capture_aux_hidden_states and self.layers_to_capture is not None
+        if capture_aux:
+            dspark_aux_hidden_states = []
+        for i in range(self.start_layer, self.end_layer):
+            with self.ctx:
+                layer = self.layers[i]
+                hidden_states, residual = layer(hidden_states, residual)
+                if (
+                    capture_aux
+                    and i in self.layers_to_capture
+                    and hidden_states.shape[0] != 0
+                ):
+                    if residual is None:
+                        dspark_aux_hidden_states.append(hidden_states)
+                    else:
+                        dspark_aux_hidden_states.append(hidden_states + residual)
+        return hidden_states, dspark_aux_hidden_states
+
+
+class BailingMoeV3ForCausalLM:
+    pass
+"""
+
+# Qwen3-VL's mixture of experts: the layers, and all that reduces, are Qwen3's, in another file.
+INHERITED = """\
+from typing import Iterable
+
+from sglang.srt.models.qwen3_moe import Qwen3MoeDecoderLayer, Qwen3MoeModel
+from sglang.srt.models.qwen3_vl import Qwen3VLForConditionalGeneration
+
+
+class Qwen3MoeLLMModel(Qwen3MoeModel):
+    def forward(self, hidden_states, residual=None):
+        aux_hidden_states = []
+        for layer_idx, layer in enumerate(
+            self.layers[self.start_layer : self.end_layer]
+        ):
+            layer_idx += self.start_layer
+            if layer_idx in self.layers_to_capture:
+                aux_hidden_states.append(
+                    hidden_states + residual if residual is not None else hidden_states
+                )
+            hidden_states, residual = layer(hidden_states, residual)
+        return hidden_states, aux_hidden_states
+"""
+QWEN3 = {"sglang/srt/models/qwen3_moe.py": f"def forward(hidden_states):\n    hidden_states.{FLAG} = True\n"}
+
 MODEL_OLD = {
     "E5": model_source("E5", GATHERED),
     "E5b": model_source("E5b", BARE),
@@ -82,11 +189,16 @@ MODEL_OLD = {
     "E5d": model_source("E5d", BARE),
     "E5e": model_source("E5e", IF_LATER),
     "E5f": model_source("E5f", IF_ANY),
+    "E5g": HELPED,
+    "E5h": BEHIND,
+    "E5i": INHERITED,
 }
 
 
 class Stream:
     """A tensor of one number. It may be marked as one rank's partial sum, a clone is not, and NCCL reduces it in place."""
+
+    shape = (1,)
 
     def __init__(self, value: int, waits: bool = False) -> None:
         self.value = value
@@ -100,6 +212,11 @@ class Stream:
         return Stream(self.value + other.value)
 
 
+def _gather(tensor: Stream, dim: int) -> Stream:
+    assert dim == 0
+    return Stream(tensor.value * 100)
+
+
 class Layers:
     """A model of a patched source with four layers; those in ``waiting`` put their all-reduce off, which makes ten of one."""
 
@@ -111,17 +228,33 @@ class Layers:
         distributed.__dict__.update(
             {
                 REDUCE: self._reduce,
-                "tensor_model_parallel_all_gather": lambda tensor, dim: Stream(tensor.value * 100),
+                "tensor_model_parallel_all_gather": _gather,
+                # Never are both of more than one rank where the all-reduce is put off.
+                "moe_expert_parallel_all_reduce": self._reduce,
+                "moe_tensor_model_parallel_all_reduce": lambda tensor: tensor,
                 "get_pp_group": None,
             }
         )
+        state, qwen3, vision = ModuleType("parallel_state"), ModuleType("qwen3_moe"), ModuleType("qwen3_vl")
+        state.__dict__["get_pp_group"] = None
+        qwen3.__dict__.update(Qwen3MoeDecoderLayer=None, Qwen3MoeModel=object)
+        vision.__dict__["Qwen3VLForConditionalGeneration"] = None
         for name, module in {
             "sglang": ModuleType("sglang"),
             "sglang.srt": ModuleType("srt"),
             "sglang.srt.distributed": distributed,
+            "sglang.srt.distributed.parallel_state": state,
+            "sglang.srt.models": ModuleType("models"),
+            "sglang.srt.models.qwen3_moe": qwen3,
+            "sglang.srt.models.qwen3_vl": vision,
         }.items():
             patch.setitem(sys.modules, name, module)
-        scope: dict[str, Any] = {"__name__": "patched"}
+        group = SimpleNamespace(all_gather=_gather)
+        scope: dict[str, Any] = {
+            "__name__": "patched",
+            "get_parallel": lambda: SimpleNamespace(attn_tp_group=group),
+            "hc_contract": lambda tensor, times: Stream(tensor.value * times),
+        }
         execute(source, model, scope)
         self.model = scope[model]()
         self.model.__dict__.update(
@@ -132,11 +265,15 @@ class Layers:
             layers_to_capture=[],
             enable_a2a_moe=False,
             first_k_dense_replace=1,
+            capture_aux_hidden_states=True,
+            dflash_capture=False,
+            config=SimpleNamespace(mhc=True, hc_mult=7),
         )
+        self.behind = "dspark" in source
 
     def run(self, *captured: int) -> list[int]:
         """What is captured in front of these layers."""
-        self.model.layers_to_capture = list(captured)
+        self.model.layers_to_capture = [i - 1 for i in captured] if self.behind else list(captured)
         _, aux = self.model.forward(Stream(1))
         return [tensor.value for tensor in aux]
 

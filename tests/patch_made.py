@@ -132,6 +132,11 @@ class KimiK25ForConditionalGeneration(nn.Module):
 EntryClass = [KimiK25ForConditionalGeneration]
 """,
     DEEPSEEK: """\
+class DeepseekV2Model:
+    def forward(self):
+        return None
+
+
 class DeepseekV2ForCausalLM:
     def get_embed_and_head(self):
         return self.embed, self.head

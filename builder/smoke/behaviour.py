@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from builder.smoke import behaviour_base, behaviour_fusion, behaviour_symm
+from builder.smoke import behaviour_base, behaviour_capture, behaviour_fusion, behaviour_symm
 from builder.smoke.behaviour_case import Case
 from builder.smoke.child import shorten
 from builder.smoke.cuda import home_environment
@@ -19,7 +19,12 @@ from builder.smoke.patched import reverse
 from builder.smoke.report import Result, count, not_applicable
 from builder.smoke.spec import Spec
 
-CASES: tuple[Case, ...] = (*behaviour_base.CASES, *behaviour_symm.CASES, *behaviour_fusion.CASES)
+CASES: tuple[Case, ...] = (
+    *behaviour_base.CASES,
+    *behaviour_symm.CASES,
+    *behaviour_fusion.CASES,
+    *behaviour_capture.CASES,
+)
 """Every case there is; one for a site of another set goes into a module of its own, and here."""
 
 # Seconds; importing sglang's models is nearly all of it.
@@ -29,10 +34,10 @@ _CAPABILITY, _ARCH = "12.0", "12.0a"
 
 
 def check_behaviour(native: Native) -> Result:
-    """Run each case whose sites the image has, patched or as upstream's own."""
+    """Run each case whose sites the image has, patched or (where the case is for those too) as upstream's own."""
     spec = native.spec
     sites, patched = _sites(spec)
-    chosen = [case for case in CASES if sites >= set(case.sites)]
+    chosen = [case for case in CASES if (patched if case.ours else sites) >= set(case.sites)]
     if not chosen:
         return not_applicable("no patch site of this stack has a case", "cases")
     result = Result(0, len(chosen), "cases")

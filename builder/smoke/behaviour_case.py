@@ -71,12 +71,14 @@ class Case:
     """Something that code of the image does, seen without a GPU. It runs where all of ``sites`` hold, and proves them.
 
     ``imports`` are imported once for all cases, before each runs in a process of its own: a case may change what it likes.
+    ``ours``: it is about our own patch, and does not run where upstream has a remedy of another shape.
     """
 
     name: str
     sites: tuple[str, ...]
     run: Callable[[Installed], Iterator[Comparison]]
     imports: tuple[str, ...] = ()
+    ours: bool = False
 
 
 def outcome(call: Callable[..., Any], *arguments: object) -> str:

@@ -10,8 +10,9 @@ from pypi_simple import PyPISimple
 from builder import facts, settings
 from builder.index import TIMEOUT, session
 from builder.matrix import Eagle3, Patches, Sm120
-from builder.patches import look, patch_wheel
+from builder.patches import asked, look, patch_wheel
 from builder.patches.apply import SETS
+from builder.patches.engine import State
 from builder.wheel import Wheel, read_wheel
 from tests import patch_made as made
 from tests.patch_made import Communicator, deep_gemm_enabled, kimi, warnings
@@ -19,16 +20,24 @@ from tests.patch_made import Communicator, deep_gemm_enabled, kimi, warnings
 pytestmark = pytest.mark.index
 
 BOTH = Patches(sm120=Sm120(), eagle3=Eagle3())
+EVERY = Patches(sm120=Sm120(symm_mem="opt-in", allreduce_fusion="opt-in"), eagle3=Eagle3(multimodal="opt-in"))
 WHEELS = {
     ("sglang", "0.5.9"): "sglang-0.5.9-py3-none-any.whl",
     ("sglang", "0.5.15.post1"): "sglang-0.5.15.post1-cp311-cp311-manylinux_2_34_x86_64.whl",
     ("flashinfer-python", "0.6.4"): "flashinfer_python-0.6.4-py3-none-any.whl",
     ("flashinfer-python", "0.6.12"): "flashinfer_python-0.6.12-py3-none-any.whl",
 }
-# Of each release: what is native, in the order of the sites. Everything else is needed (shared/facts/patches.md, B).
+# Of each release: what is native and what is absent, in the order of the sites (one may be in several files). Everything
+# else is needed (shared/facts/patches.md, B; read in the sources where that has no row).
 NATIVE: dict[tuple[str, str], list[str]] = {
-    ("sglang", "0.5.9"): [],
-    ("sglang", "0.5.15.post1"): ["S2", "E1", "E2", "E3", "E4"],
+    ("sglang", "0.5.9"): ["S6", "S8b", "S8c", "E5c"],
+    ("sglang", "0.5.15.post1"): ["S2", "S6", "S6", "S4c", "E5", "E1", "E2", "E3", "E4", "E6", "E7"],
+    ("flashinfer-python", "0.6.4"): [],
+    ("flashinfer-python", "0.6.12"): [],
+}
+ABSENT: dict[tuple[str, str], list[str]] = {
+    ("sglang", "0.5.9"): ["S4d", "E5e", "E5g", "E5h"],
+    ("sglang", "0.5.15.post1"): ["S4d", "E5g", "E5h"],
     ("flashinfer-python", "0.6.4"): [],
     ("flashinfer-python", "0.6.12"): [],
 }
@@ -37,6 +46,12 @@ PATCHED = {
     ("sglang", "0.5.15.post1"): "0.5.15.post1+sm120",
     ("flashinfer-python", "0.6.4"): "0.6.4+sm120",
     ("flashinfer-python", "0.6.12"): "0.6.12+sm120",
+}
+PATCHED_WITH_ALL = {
+    ("sglang", "0.5.9"): "0.5.9+sm120.symm.fusion.eagle3.multimodal",
+    ("sglang", "0.5.15.post1"): "0.5.15.post1+sm120.symm.fusion",
+    ("flashinfer-python", "0.6.4"): "0.6.4+sm120.fusion",
+    ("flashinfer-python", "0.6.12"): "0.6.12+sm120.fusion",
 }
 
 
@@ -70,24 +85,41 @@ def patched(
 def test_the_states_of_a_release(wheels: dict[tuple[str, str], Wheel], release: tuple[str, str]) -> None:
     sites = look(wheels[release])
     assert {item.site.id for item in sites} == {s.id for x in SETS.values() for s in x if s.package == release[0]}
-    assert {item.before.value for item in sites if item.site.id not in NATIVE[release]} == {"needed"}
-    assert [item.site.id for item in sites if item.before.value == "native"] == NATIVE[release]
+    found = {state.value: [item.site.id for item in sites if item.before is state] for state in State}
+    assert (found["native"], found["absent"], found["unknown"]) == (NATIVE[release], ABSENT[release], [])
 
 
+@pytest.mark.parametrize(("patches", "versions"), [(BOTH, PATCHED), (EVERY, PATCHED_WITH_ALL)], ids=["base", "all"])
 @pytest.mark.parametrize("release", WHEELS)
 def test_a_release_comes_out_as_it_is_listed(
-    wheels: dict[tuple[str, str], Wheel], tmp_path: Path, release: tuple[str, str]
+    wheels: dict[tuple[str, str], Wheel],
+    tmp_path: Path,
+    release: tuple[str, str],
+    patches: Patches,
+    versions: dict[tuple[str, str], str],
 ) -> None:
-    done = patch_wheel(wheels[release].path, BOTH, tmp_path, matrix_folder=tmp_path)
+    source = wheels[release]
+    done = patch_wheel(source.path, patches, tmp_path, matrix_folder=tmp_path)
     assert done is not None
-    assert (done.version, done.report["listed"]) == (PATCHED[release], True)
+    written = read_wheel(done.path)
+    after = {item.site.id: item.before.value for item in look(written, asked(patches))}
+    wanted = {site.id: "native" for name in asked(patches) for site in SETS[name] if site.package == release[0]}
+    assert after == {site: "absent" if site in ABSENT[release] else state for site, state in wanted.items()}
+    changed = {item["file"] for item in done.report["files"] if item["before"] != item["after"]}
+    others = [name for name in source.entries if ".dist-info/" not in name and name not in changed]
+    assert all(source.entries[name] == written.entries[name] for name in others)
+    assert (done.version, done.report["listed"]) == (versions[release], True)
+    # What is listed is listed by the sites that change a file.
     listed = {
-        fact.path: (fact.before, fact.after or fact.before)
+        (fact.path, fact.sites): (fact.before, fact.after or fact.before)
         for fact in facts.load_facts(facts.PatchedFact)
         if (fact.package, fact.version) == release
     }
-    assert {item["file"]: (item["before"], item["after"]) for item in done.report["files"]} == listed
-    assert patch_wheel(done.path, BOTH, tmp_path / "again", matrix_folder=tmp_path) is None
+    for item in done.report["files"]:
+        here = [site for site in done.report["sites"] if site["file"] == item["file"]]
+        sites = tuple(site["id"] for site in here if site["before"] == "needed")
+        assert listed[item["file"], sites] == (item["before"], item["after"])
+    assert patch_wheel(done.path, patches, tmp_path / "again", matrix_folder=tmp_path) is None
 
 
 def text(wheel: Wheel, file: str) -> str:

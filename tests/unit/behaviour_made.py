@@ -46,6 +46,13 @@ class Tensor:
     def __mul__(self, factor):
         return Tensor(self.value * factor)
 
+    def __add__(self, other):
+        return Tensor(self.value + other.value)
+
+    def mul_(self, factor):
+        self.value *= factor
+        return self
+
     def clone(self):
         return Tensor(self.value)
 
@@ -67,6 +74,10 @@ def zeros(*shape, dtype=None):
 
 def ones(*shape, dtype=None):
     return Tensor(1)
+
+
+def full(shape, value):
+    return Tensor(value)
 
 
 def empty_like(tensor):
@@ -105,7 +116,9 @@ is_blackwell_supported = is_sm90_supported = is_sm100_supported = get_device_sm
             "get_tp_group",
             "get_attn_tp_group",
             "get_moe_tp_group",
+            "get_pp_group",
             "get_tensor_model_parallel_world_size",
+            "tensor_model_parallel_all_gather",
             "tensor_model_parallel_all_reduce",
             "attention_tensor_model_parallel_all_reduce",
             "moe_expert_parallel_all_reduce",

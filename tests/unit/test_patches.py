@@ -21,11 +21,17 @@ from builder.smoke.patched import check_patches, verify_installed
 from builder.smoke.spec import SpecError, parse_spec
 from builder.wheel import read_wheel
 from tests import patch_made as made
+from tests import symm_made
+from tests.eagle_made import DRAFT_OLD, KEPT, MODEL_OLD, WORKER_OLD
+from tests.fusion_made import UNIFIED
 from tests.patch_made import make_wheel, sglang_wheel
 from tests.unit.smoke_made import Site, finished, said
 
 BOTH = Patches(sm120=Sm120(), eagle3=Eagle3())
 SM120, EAGLE3, NONE = Patches(sm120=Sm120()), Patches(eagle3=Eagle3()), Patches()
+SYMM = Patches(sm120=Sm120(symm_mem="opt-in"), eagle3=Eagle3())
+SITES = {site.id: site for sites in applying.SETS.values() for site in sites}
+EVERY = Patches(sm120=Sm120(symm_mem="opt-in", allreduce_fusion="opt-in"), eagle3=Eagle3(multimodal="opt-in"))
 
 
 def sha(data: str | bytes) -> str:
@@ -52,13 +58,14 @@ def test_the_states_of_a_release(tmp_path: Path) -> None:
         ("S2", "needed", "torch_symm_mem.py"),
         ("S3", "needed", "torch_symm_mem.py"),
         ("D1", "needed", "configurer.py"),
+        # What turns fusion on by itself may be in any file: none has it.
+        ("S6", "absent", ""),
         ("E1", "needed", "kimi_k25.py"),
         ("E2", "needed", "kimi_k25.py"),
         ("E3", "needed", "kimi_k25.py"),
         ("E4", "needed", "cuda_graph_runner.py"),
         ("E4", "needed", "model_runner.py"),
     ]
-    assert rows(source, None) == rows(source)
     assert [row[0] for row in rows(source, EAGLE3)] == ["E1", "E2", "E3", "E4", "E4"]
     assert states([source])[0] == {
         "id": "S1",
@@ -71,9 +78,39 @@ def test_the_states_of_a_release(tmp_path: Path) -> None:
     }
 
 
-def test_after_patching_every_site_is_native(tmp_path: Path) -> None:
+def test_without_a_matrix_all_sets_are_told(tmp_path: Path) -> None:
+    source = sglang_wheel(tmp_path)
+    told = states([source])
+    assert list(dict.fromkeys(row["set"] for row in told)) == list(applying.SETS)
+    # Asking for a set changes nothing about what is told of it.
+    assert states([source], EVERY) == told
+    for patches in (SM120, EAGLE3, BOTH):
+        assert states([source], patches) == [row for row in told if row["set"] in asked(patches)]
+    assert states([source], NONE) == []
+
+
+def test_a_set_that_is_opted_into_is_told_of_and_not_applied(tmp_path: Path) -> None:
+    source = sglang_wheel(tmp_path, dict(symm_made.FILES))
+    told = {row["id"]: row["state"] for row in states([source]) if row["set"] == "sm120-symm"}
+    assert told == dict.fromkeys(("S4", "S4b", "S4c", "S4d"), "needed")
+    done = patch(source, BOTH, tmp_path)
+    assert done.version == "0.5.9+sm120.eagle3"
+    assert {row["id"]: row["state"] for row in states([done.path]) if row["set"] == "sm120-symm"} == told
+    assert not {site["id"] for site in done.report["sites"]} & set(told)
+
+
+def test_what_a_set_that_nobody_asked_for_lacks_stops_nothing(tmp_path: Path) -> None:
+    source = sglang_wheel(tmp_path)
+    assert {row["set"] for row in states([source]) if row["state"] == "unknown"} == {"sm120-symm"}
+    assert patch(source, BOTH, tmp_path).version == "0.5.9+sm120.eagle3"
+    with pytest.raises(BuildError, match="site S4b of sglang is of no known shape"):
+        inspect_wheel(source, SYMM, tmp_path)
+
+
+def test_after_patching_every_site_is_native_or_absent(tmp_path: Path) -> None:
     done = patch(sglang_wheel(tmp_path), BOTH, tmp_path)
-    assert {row[1] for row in rows(done.path)} == {"native"}
+    assert {row[1] for row in rows(done.path) if row[0] != "S6"} == {"native"}
+    assert [row[1] for row in rows(done.path) if row[0] == "S6"] == ["absent"]
     assert patch_wheel(done.path, BOTH, tmp_path / "again", matrix_folder=tmp_path) is None
     assert not (tmp_path / "again").exists()
 
@@ -177,6 +214,34 @@ def test_the_version_names_the_sets(tmp_path: Path, patches: Patches, version: s
     done = patch(sglang_wheel(tmp_path), patches, tmp_path)
     assert (done.version, done.file) == (version, f"sglang-{version}-py3-none-any.whl")
     assert (sha(done.path.read_bytes()), done.path.stat().st_size) == (done.sha256, done.size)
+
+
+def test_the_version_names_each_set_that_is_opted_into(tmp_path: Path) -> None:
+    done = patch(sglang_wheel(tmp_path, dict(symm_made.FILES)), SYMM, tmp_path)
+    assert (done.version, done.report["sets"]) == ("0.5.9+sm120.symm.eagle3", ["sm120", "sm120-symm", "eagle3"])
+    assert {row[1] for row in rows(done.path, SYMM) if row[0] != "S6"} == {"native"}
+    assert patch_wheel(done.path, SYMM, tmp_path / "again", matrix_folder=tmp_path) is None
+
+
+def test_all_sets_at_once(tmp_path: Path) -> None:
+    files = {**symm_made.FILES, **UNIFIED, SITES["E5d"].file: MODEL_OLD["E5d"], **KEPT}
+    source = sglang_wheel(tmp_path, {**files, SITES["E6"].file: DRAFT_OLD, SITES["E7"].file: WORKER_OLD})
+    done = patch(source, EVERY, tmp_path)
+    assert done.version == "0.5.9+sm120.symm.fusion.eagle3.multimodal"
+    assert done.report["sets"] == list(applying.SETS)
+    assert {item["after"] for item in done.report["sites"]} == {"native", "absent"}
+    assert patch_wheel(done.path, EVERY, tmp_path / "again", matrix_folder=tmp_path) is None
+
+
+def test_what_a_set_does_to_a_file_does_not_depend_on_the_others(tmp_path: Path) -> None:
+    # Of a file that only one set is about, whatever else is asked for.
+    source = sglang_wheel(tmp_path, dict(symm_made.FILES))
+    contents: dict[str, bytes] = {}
+    for patches in (SM120, EAGLE3, BOTH, SYMM):
+        done = inspect_wheel(source, patches, tmp_path)
+        for change in done.files:
+            if change.file not in (made.SYMM_MEM, made.DEEPSEEK):
+                assert contents.setdefault(change.file, change.after) == change.after
 
 
 def test_the_version_names_only_sets_that_change_something(tmp_path: Path) -> None:
@@ -284,8 +349,7 @@ def test_the_report(tmp_path: Path) -> None:
 
 
 def test_sets_that_are_opted_into_come_with_their_base() -> None:
-    every = Patches(sm120=Sm120(symm_mem="opt-in", allreduce_fusion="opt-in"), eagle3=Eagle3(multimodal="opt-in"))
-    assert asked(every) == ("sm120", "sm120-symm", "sm120-fusion", "eagle3", "eagle3-multimodal")
+    assert asked(EVERY) == ("sm120", "sm120-symm", "sm120-fusion", "eagle3", "eagle3-multimodal")
     assert asked(Patches(sm120=Sm120(symm_mem="opt-in"))) == ("sm120", "sm120-symm")
     assert asked(BOTH) == ("sm120", "eagle3")
     assert asked(NONE) == ()
@@ -421,7 +485,7 @@ def site(tmp_path: Path) -> Site:
 
 def test_what_is_installed_is_what_was_patched(site: Site) -> None:
     check = finished(check_patches(site.spec), "patches")
-    assert (check.ok, check.looked_at) == (True, 15)
+    assert (check.ok, check.looked_at) == (True, 16)
     assert (check.unit, check.detail) == ("files and sites", "sglang 0.5.9+sm120.eagle3 patched, 0 sites native")
 
 
@@ -436,7 +500,7 @@ def test_the_check_runs_where_the_spec_has_reports(
     assert run() == (
         0,
         (
-            "patches            ok      15 files and sites; sglang 0.5.9+sm120.eagle3 patched, 0 sites native\n"
+            "patches            ok      16 files and sites; sglang 0.5.9+sm120.eagle3 patched, 0 sites native\n"
             "smoke test of tiny (111111111111): 1 checks, 0 failed\n"
         ),
     )

@@ -12,7 +12,19 @@ from builder.patches.apply import look
 from builder.patches.engine import State
 from builder.smoke.post_capture import FLAG, MODELS
 from builder.wheel import read_wheel
-from tests.eagle_made import BARE, GATHERED, IF_ANY, IF_LATER, MODEL_OLD, Layers, model_source
+from tests.eagle_made import (
+    BARE,
+    BEHIND,
+    GATHERED,
+    HELPED,
+    IF_ANY,
+    IF_LATER,
+    INHERITED,
+    MODEL_OLD,
+    QWEN3,
+    Layers,
+    model_source,
+)
 from tests.patch_made import sglang_wheel
 
 SITES = {site.id: site for site in capture.SITES}
@@ -35,10 +47,15 @@ def swapped(text: str, before: str, after: str) -> str:
 # --- shapes -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("site", SITES)
+# Of a method, and behind a layer: one release had each of these.
+OWN = {"E5g": HELPED, "E5h": BEHIND, "E5i": INHERITED}
+SOURCES = {(site, shape): model_source(site, SHAPES[shape]) for site in SITES if site not in OWN for shape in SHAPES}
+SOURCES |= {(site, "its own"): text for site, text in OWN.items()}
+
+
+@pytest.mark.parametrize(("site", "shape"), SOURCES)
 def test_the_old_shapes_are_needed_and_ours_are_native(site: str, shape: str) -> None:
-    before = model_source(site, SHAPES[shape])
+    before = SOURCES[site, shape]
     assert SITES[site].look(before) == (State.NEEDED, "")
     assert "captures what may be one rank's partial sums" in SITES[site].verify(before)
     after = SITES[site].apply(before)
@@ -151,7 +168,11 @@ def test_a_release_that_lacks_a_model(tmp_path: Path) -> None:
     files = {SITES[site].file: MODEL_OLD[site] for site in ("E5", "E5b")}
     found = look(read_wheel(sglang_wheel(tmp_path, files)), ("sm120-fusion",))
     states = {item.site.id: item.before.value for item in found if item.site.id.startswith("E5")}
-    assert states == {"E5": "needed", "E5b": "needed", **dict.fromkeys(("E5c", "E5d", "E5e", "E5f"), "absent")}
+    assert states == {
+        "E5": "needed",
+        "E5b": "needed",
+        **dict.fromkeys([site for site in SITES if site not in ("E5", "E5b")], "absent"),
+    }
 
 
 # --- what the patched code does ---------------------------------------------------------------------------------------
@@ -191,14 +212,15 @@ def test_where_nothing_is_captured_nothing_is_reduced(monkeypatch: pytest.Monkey
     assert layers.reduced == []
 
 
-def test_what_is_gathered_is_reduced_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    layers = Layers(SITES["E5"].apply(MODEL_OLD["E5"]), MODELS["E5"], [0, 2], monkeypatch)
+@pytest.mark.parametrize("site", ["E5", "E5g"])
+def test_what_is_gathered_is_reduced_before(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = Layers(SITES[site].apply(MODEL_OLD[site]), MODELS[site], [0, 2], monkeypatch)
     layers.model.enable_a2a_moe = True
     # In front of layers 2 and 3 it is gathered: hundredfold here.
     assert layers.run(1, 2, 3) == [1010, 100_200, 103_000]
 
 
-@pytest.mark.parametrize("site", ["E5e", "E5f"])
+@pytest.mark.parametrize("site", ["E5e", "E5f", "E5g", "E5i"])
 def test_the_first_layer_has_no_residual(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layers = Layers(SITES[site].apply(MODEL_OLD[site]), MODELS[site], [0], monkeypatch)
     assert layers.run(0, 1) == [1, 1010]
@@ -258,4 +280,90 @@ def test_a_post_condition_of_a_base_that_captures() -> None:
 
 def test_the_code_put_in_is_the_same_everywhere() -> None:
     for name, site in SITES.items():
-        assert ast.unparse(ast.parse(site.apply(MODEL_OLD[name]))).count(CLONE) == 1
+        text = ast.unparse(ast.parse(site.apply(MODEL_OLD[name])))
+        assert text.count(CLONE if name != "E5h" else STEPS) == 1
+
+
+STEPS = """\
+                        reduced = moe_expert_parallel_all_reduce(hidden_states.clone())
+                        reduced = moe_tensor_model_parallel_all_reduce(reduced)
+"""
+WRONG_ELSEWHERE = {
+    "a stream that is captured past the method": ("E5g", "self._prepare_aux_hidden_state(\n                        hidden_states, residual\n                    )", "hidden_states if residual is None else self._prepare_aux_hidden_state(hidden_states, residual)", "line 33 captures the stream itself"),
+    "a method that takes something else": ("E5g", "(self, hidden_states, residual)", "(self, residual, hidden_states)", "`_prepare_aux_hidden_state` takes ['self', 'residual', 'hidden_states']"),
+    "a method that returns before": ("E5g", "        # sglang-stack E5: a layer", "        return residual\n        # sglang-stack E5: a layer", "line 15 captures what may be one rank's partial sums"),
+    "a method that returns the stream": ("E5g", "        if self.dflash", "        if self.other:\n            return hidden_states\n        if self.dflash", "line 15 captures the stream itself"),
+    "a method that returns twice": ("E5g", "        if self.dflash", "        if self.other:\n            return reduced\n        if self.dflash", "line 15 does not end with the one value that it returns"),
+    "the tensors alone": ("E5h", "reduced = moe_expert_parallel_all_reduce", "reduced = ", "line 25 does not reduce a clone, once"),
+    "the experts alone": ("E5h", "                        reduced = moe_tensor_model_parallel_all_reduce(reduced)\n", "", "line 25 does not reduce a clone, once"),
+    "seldom": ("E5h", "hidden_states.shape[0] != 0", "hidden_states.shape[0] == 0", "line 25 asks for more than whether a layer is captured"),
+    "no import": ("E5i", "from sglang.srt.distributed import tensor_model_parallel_all_reduce\n", "", "`tensor_model_parallel_all_reduce` is there 0 times, not once"),
+    "a stream that each rank changes": ("E5i", "            layer_idx += self.start_layer\n", "            layer_idx += self.start_layer\n            hidden_states.add_(self.x)\n", "line 16 changes what may be one rank's partial sums"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", WRONG_ELSEWHERE)
+def test_a_post_condition_sees_what_is_wrong_elsewhere(change: str) -> None:
+    site, before, after, wrong = WRONG_ELSEWHERE[change]
+    text = SITES[site].apply(MODEL_OLD[site])
+    assert SITES[site].verify(swapped(text, before, after)) == wrong
+
+
+def test_a_post_condition_of_layers_that_are_anothers() -> None:
+    # The file itself says nothing of an all-reduce that is put off.
+    assert SITES["E5i"].verify(INHERITED) == "line 14 captures what may be one rank's partial sums"
+
+
+# --- of single releases -----------------------------------------------------------------------------------------------
+
+
+def test_what_reduces_is_imported_where_it_is_not() -> None:
+    for site, other in (
+        ("E5g", "sglang.srt.distributed.parallel_state import get_pp"),
+        ("E5i", "sglang.srt.models.qwen3_moe import Q"),
+    ):
+        comment = "# sglang-stack E5: completes what the draft gets of a layer whose all-reduce is put off.\n"
+        line = f"from sglang.srt.distributed import tensor_model_parallel_all_reduce\nfrom {other}"
+        assert comment + line in SITES[site].apply(MODEL_OLD[site])
+        twice = MODEL_OLD[site].replace(f"from {other}", line)
+        assert comment not in SITES[site].apply(twice)
+
+
+def test_the_residual_of_a_wider_stream_is_contracted_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    for source, captured in ((HELPED, [7 * 1001]), (SITES["E5g"].apply(HELPED), [7 * 1010])):
+        layers = Layers(source, MODELS["E5g"], [0], monkeypatch)
+        layers.model.dflash_capture = True
+        assert layers.run(1) == captured
+
+
+@pytest.mark.parametrize(
+    ("site", "before", "after", "looked_for"),
+    [
+        ("E5g", "            aux_hidden_state = hc_contract", "            aux_hidden_state = hc_expand", "`_prepare_aux_hidden_state` as in 0.5.20"),
+        ("E5g", "hidden_states, residual\n", "residual, hidden_states\n", "one `self._prepare_aux_hidden_state(hidden_states, residual)` under `if i in self.layers_to_capture`"),
+        ("E5g", "        # With mHC", "        reduced = 1\n        # With mHC", "`_prepare_aux_hidden_state` as in 0.5.20"),
+        ("E5h", "    moe_expert_parallel_all_reduce,\n", "", "`from sglang.srt.distributed import moe_expert_parallel_all_reduce`"),
+        ("E5h", "hidden_states.shape[0] != 0", "hidden_states.shape[0] != 1", CAPTURES),
+        ("E5i", "from sglang.srt", "from other", "`from sglang.srt.distributed import tensor_model_parallel_all_reduce`"),
+        ("E5i", "            hidden_states, residual = layer(hidden_states, residual)\n", "            hidden_states, residual = layer(hidden_states, residual)\n            hidden_states.add_(self.deepstack)\n", "no `hidden_states.add_(…)` in `Qwen3MoeLLMModel.forward`: where the all-reduce is put off each rank adds it to its partial sums, and the model itself comes out wrong"),
+    ],
+)  # fmt: skip
+def test_another_shape_of_those_is_unknown(site: str, before: str, after: str, looked_for: str) -> None:
+    assert SITES[site].look(swapped(MODEL_OLD[site], before, after)) == (State.UNKNOWN, looked_for)
+
+
+@pytest.mark.parametrize(("files", "state"), [(QWEN3, "needed"), ({}, "unknown")])
+def test_layers_of_another_file_have_to_be_as_known(tmp_path: Path, files: dict[str, str], state: str) -> None:
+    wheel = read_wheel(sglang_wheel(tmp_path, {SITES["E5i"].file: INHERITED, **files}))
+    (found,) = [item for item in look(wheel, ("sm120-fusion",)) if item.site.id == "E5i"]
+    assert found.before.value == state
+    if not files:
+        assert found.looked_for == f"`hidden_states.{FLAG} = True` in sglang/srt/models/qwen3_moe.py"
+
+
+def test_a_class_of_that_name_that_captures_nothing_is_not_meant(tmp_path: Path) -> None:
+    other = {"sglang/srt/models/bailing_moe_linear.py": "class BailingMoELinearModel:\n    pass\n"}
+    (found,) = [
+        item for item in look(read_wheel(sglang_wheel(tmp_path, other)), ("sm120-fusion",)) if item.site.id == "E5h"
+    ]
+    assert found.before is State.ABSENT

@@ -147,7 +147,18 @@ TRIALS = {
             ("                layer = self.layers", "                aux_hidden_states[-1:] = [hidden_states + residual]\n                layer = self.layers"),
         )
         for site in MODELS
+        if site not in ("E5g", "E5i")
     },
+    "E5g": Trial(
+        MODEL_OLD["E5g"],
+        "Glm5NextModel._prepare_aux_hidden_state",
+        ("        return aux_hidden_state\n", "        aux_hidden_state = hidden_states + residual\n        return aux_hidden_state\n"),
+    ),
+    "E5i": Trial(
+        MODEL_OLD["E5i"],
+        "Qwen3MoeLLMModel.forward",
+        ("            hidden_states, residual = layer(", "            aux_hidden_states[-1:] = [hidden_states + residual]\n            hidden_states, residual = layer("),
+    ),
     "E6": Trial(
         DRAFT_OLD,
         "LlamaModel.forward",

@@ -419,6 +419,28 @@ WRONG: list[tuple[str, str, str, str]] = [
     ("E4", "(self.model_runner.eagle_aux_hidden_state_layer_ids)", "()", "line 5 calls `set_eagle3_layers_to_capture` without the draft's layers"),
     ("E4", "set_eagle3_layers_to_capture", "set_layers", "`set_eagle3_layers_to_capture` is not called"),
     ("F1", "def gen_trtllm_comm_module", "gen = 1\ndef gen_comm", "`gen_trtllm_comm_module` is there 0 times, not once"),
+    # What leaves the remedy in the file and takes away what it does.
+    ("S1", "    12: {\n", "    12: {\n        **TORCH_SYMM_MEM_ALL_REDUCE_MAX_SIZES,\n", f"`{SIZES}` is changed, or used, where it is made"),
+    ("S1", "        8: _SM120_MAX_SIZE,\n    },\n}", f"        8: _SM120_MAX_SIZE,\n    }},\n}}\n{SIZES}[12] = {{}}", f"`{SIZES}` is changed, or used, where it is made"),
+    ("S1", f"{SIZES} = {{", f"_SM120_MAX_SIZE *= 1024\n{SIZES} = {{", "`_SM120_MAX_SIZE` gets a value 2 times, not once"),
+    ("S2", "        if supported_max_sizes is None", "        supported_max_sizes = supported_max_sizes or {}\n        if supported_max_sizes is None", "`supported_max_sizes` gets a value 2 times, not once"),
+    ("S3", "        12: [],\n    }\n", "        12: [],\n    }\n    _WORLD_SIZES_MULTIMEM[12] = [8]\n", "`_WORLD_SIZES_MULTIMEM` is changed, or used, elsewhere"),
+    ("S3", "        self.disabled = True\n", "        self.disabled = True\n        self._WORLD_SIZES_MULTIMEM[12] = [8]\n", "`_WORLD_SIZES_MULTIMEM` is changed, or used, elsewhere"),
+    ("S3", "        return out\n", "        return out\n\n\nTorchSymmMemCommunicator._WORLD_SIZES_MULTIMEM[12] = [8]\n", "`_WORLD_SIZES_MULTIMEM` is changed, or used, elsewhere"),
+    ("D1", "== 12:", "== 12 and False:", "`sm_version // 10 == 12 and False` rests on a constant"),
+    ("D1", "== 12:", "== 12 and sm_version == 1:", "sm_120 is not turned off"),
+    ("D1", "== 12:", "== 12 and not sm_version >= 120:", "sm_120 is not turned off"),
+    ("D1", "    if sm_version //", "    sm_version = 90\n    if sm_version //", "`sm_version` gets a value 2 times, not once"),
+    ("D1", "sm_version = get_device_sm()", "sm_version = 90", "`sm_version` is `90`"),
+    ("D1", "== 12:\n        return False", "== 12:\n        if sm_version == 1:\n            return False", "sm_120 is not turned off"),
+    ("E1", "        return self.language_model.get", "        self = self.other\n        return self.language_model.get", "`get_embed_and_head` changes `self`"),
+    ("E2", "        self.language_model.set_e", "        return\n        self.language_model.set_e", "`set_embed_and_head` does more than to hand on"),
+    ("E2", "        self.language_model.set_e", "        embed = None\n        self.language_model.set_e", "`set_embed_and_head` changes `embed`"),
+    ("E2", "        self.language_model.set_e", "        if embed:\n            self.language_model.set_e", "`set_embed_and_head` does not end with the language model's"),
+    ("E3", "        self.language_model.set_eagle3", "        return\n        self.language_model.set_eagle3", "`set_eagle3_layers_to_capture` does more than to hand on"),
+    ("E3", "        self.language_model.set_eagle3", "        raise AttributeError\n        self.language_model.set_eagle3", "`set_eagle3_layers_to_capture` does more than to hand on"),
+    ("E3", "        self.language_model.set_eagle3", "        if True:\n            raise AttributeError\n        self.language_model.set_eagle3", "`set_eagle3_layers_to_capture` does more than to hand on"),
+    ("E3", "        self.language_model.set_eagle3", "        layer_ids = None\n        self.language_model.set_eagle3", "`set_eagle3_layers_to_capture` changes `layer_ids`"),
 ]  # fmt: skip
 
 
@@ -427,6 +449,18 @@ def test_a_post_condition_sees_what_is_wrong(site: str, before: str, after: str,
     file = FILE_OF.get(site, SITES[site].file)
     assert SITES[site].verify(patched(file)) == ""
     assert SITES[site].verify(swapped(patched(file), (before, after))) == wrong
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "wrong"),
+    [
+        ("    return gen_jit", "    flags = []\n    return gen_jit", "`flags` gets a value 2 times, not once"),
+        ("cflags=flags", "cflags=[]", "`gen_jit_spec` gets ['[]'], not the flags"),
+    ],
+)
+def test_a_post_condition_of_flags_that_do_not_arrive(before: str, after: str, wrong: str) -> None:
+    head, name, function = patched(made.COMM).partition("def gen_trtllm_comm_module")
+    assert SITES["F1"].verify(head + name + swapped(function, (before, after))) == wrong
 
 
 def test_a_post_condition_of_a_file_that_does_not_parse() -> None:
