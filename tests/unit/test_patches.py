@@ -328,6 +328,7 @@ def test_the_report(tmp_path: Path) -> None:
         ["sm120"],
         [],
     ]
+    known = next(fact for fact in facts.load_facts(facts.SiteFact) if fact.sites == ("D1",))
     assert report["sites"][3] == {
         "id": "D1",
         "set": "sm120",
@@ -336,6 +337,12 @@ def test_the_report(tmp_path: Path) -> None:
         "after": "native",
         "what": "whether DeepGEMM is used",
         "consequence": "off on 12.x, where block-FP8 would die with `Unknown recipe`; as before everywhere else",
+        "without": known.without,
+        "risk": known.risk,
+        "upstream": known.upstream,
+        "alone": known.alone,
+        "waits_for": None,
+        "source": known.source,
     }
     (file,) = [item for item in report["files"] if item["file"] == made.DEEP_GEMM]
     after = read_wheel(tmp_path / "out" / "sglang-0.5.9+sm120-py3-none-any.whl").read(made.DEEP_GEMM)
