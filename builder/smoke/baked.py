@@ -61,7 +61,7 @@ def _check(tree: Tree, result: Result, answer: dict[str, Any]) -> str:
     # Children's words are scrubbed of our folders; the module lies in site-packages, whose path stays.
     file = tree.relative(answer["file"]) if answer["file"] else ""
     if answer["error"]:
-        lines = str(answer["error"]).strip().splitlines()
+        lines = [line for line in str(answer["error"]).splitlines() if line.strip()]
         hint = ""
         if file and not tree.path(file).exists():
             hint = f"`{file}` is missing: {_REBUILD}"

@@ -120,15 +120,17 @@ class Run:
         """Whether all end in time; those that do not, and what they started, are killed."""
         until = time.monotonic() + limit
         try:
-            while any(process.poll() is None for process in ranks):
-                if any(process.returncode for process in ranks if process.returncode is not None):
+            while True:
+                codes = [process.poll() for process in ranks]
+                if None not in codes:
+                    return True
+                if any(codes):
                     until = min(until, time.monotonic() + self.grace)
                     self._until(ranks, until)
                     return all(process.poll() is not None for process in ranks)
                 if time.monotonic() > until:
                     return False
                 time.sleep(0.1)
-            return True
         finally:
             for process in ranks:
                 # The group as well where the rank has ended: a compiler may outlive it.

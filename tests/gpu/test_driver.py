@@ -97,6 +97,7 @@ def test_a_rank_that_fails_or_hangs_stops_no_other_scenario(tmp_path: Path) -> N
     assert not report["ok"]
     assert "ValueError: broken on purpose" in found(report, "fails")["runs to its end"][1]
     assert found(report, "fails")["before"] == (True, "")
+    assert report["seconds"] < 20, "the other rank gets its grace, not all of the limit"
     assert "stopped at the limit" in found(report, "hangs")["every rank ends by itself"][1]
     assert "-6" in found(report, "dies")["every rank ends by itself"][1]
     assert "AttributeError" in found(report, "unknown")["runs to its end"][1]
