@@ -4,7 +4,7 @@ PYTHON ?= python3
 BOOTSTRAP := $(PYTHON) builder/bootstrap.py
 BIN := .venv/bin
 
-.PHONY: help image test lint types unit index images standin engine engine-stop tools venv bench requirements schemas clean clean-tools
+.PHONY: help image test lint types unit index images standin gpu gpu-prepare engine engine-stop tools venv bench requirements schemas clean clean-tools
 
 help:
 	@echo "make image [MATRIX=cu130-next]   build, prove and tag the image of a matrix"
@@ -13,6 +13,7 @@ help:
 	@echo "make engine | engine-stop        use the running Docker Engine or set one up in .tools | stop ours"
 	@echo "make tools                       what the tests need, from the distribution's archive into .tools"
 	@echo "make standin                     the whole path of cu130, with stand-ins for the wheels that cannot be reached"
+	@echo "make gpu-prepare gpu             what runs on two GPUs: docs/gpu.md"
 	@echo "make bench                       the measurements in docs/measurements.md, made again"
 	@echo "make requirements schemas        write the pinned requirements and the JSON Schemas again"
 	@echo "make clean-tools                 stop our engine, remove .tools with everything it holds, images included"
@@ -44,7 +45,7 @@ types: venv
 	$(BIN)/mypy
 
 unit: venv
-	$(BIN)/pytest tests/unit -q -n auto
+	$(BIN)/pytest tests/unit tests/gpu -q -n auto
 
 index: venv
 	$(BIN)/pytest tests/index -q -m index
@@ -55,6 +56,13 @@ images: venv tools engine
 # Not in CI, which has time and disk for one whole stack: `cu130`'s path with stand-ins for what cannot be reached.
 standin: venv engine
 	@$(BIN)/python -m tests.standin
+
+# docs/gpu.md: the first here, the second where there are two GPUs, torch and nvcc.
+gpu-prepare: venv
+	$(BIN)/python -m tests.gpu.prepare .carry
+
+gpu:
+	$(PYTHON) -m tests.gpu --wheels .carry --out "$${OUT:-build/gpu}"
 
 bench: venv tools
 	$(BIN)/python tests/bench/join.py

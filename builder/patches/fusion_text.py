@@ -166,9 +166,10 @@ def _gather(item) -> list:
 
 
 def _any_of(why: str) -> str:
-    \"\"\"The first reason that any rank has, on every rank.\"\"\"
-    return next(
-        (f"rank {rank}: {text}" for rank, text in enumerate(_gather(why)) if text), ""
+    \"\"\"Each reason that a rank has, on every rank: who waited for another in vain has one, too.\"\"\"
+    said = _gather(why)
+    return "; ".join(
+        f"rank {said.index(text)}: {text}" for text in dict.fromkeys(said) if text
     )
 
 

@@ -93,7 +93,11 @@ SPAN = "tensor parallelism has to span all 4 ranks, without pipeline or expert p
         ("tp", 2, SPAN),
         ("capabilities", {0: 12, 1: 12, 2: 12, 3: 12, 4: 9}, "a visible GPU is not of compute capability 12.x"),
         ("blocked", {(2, 3)}, "rank 2: GPU 2 has no P2P access to GPU 3"),
-        ("blocked", {(3, 0), (1, 0)}, "rank 1: GPU 1 has no P2P access to GPU 0"),
+        (
+            "blocked",
+            {(3, 0), (1, 0)},
+            "rank 1: GPU 1 has no P2P access to GPU 0; rank 3: GPU 3 has no P2P access to GPU 0",
+        ),
     ],
 )
 def test_a_gate_that_stays_shut_says_why_once(
