@@ -11,7 +11,6 @@ from builder import bootstrap
 from builder.build import Prepared
 from builder.engine import Engine, Image
 from builder.files import pretty_size
-from builder.layers import ORDER
 from builder.render import stand_in_words
 
 SMOKE_PATH = "/opt/sglang-stack/smoke.json"
@@ -20,7 +19,10 @@ ABOUT_PATH = "/opt/sglang-stack/about.json"
 
 def layer_rows(engine: Engine, prepared: Prepared, image: Image) -> list[tuple[str, int, str]]:
     """(title, bytes unpacked, diff ID) for each layer of the image, from the bottom."""
-    titles = {layer.name: f"{layer.title} ({layer.count} wheels)" for layer in prepared.rendered.plan.layers}
+    titles = {
+        layer.name: f"{layer.title} ({layer.count} wheels)" if layer.artefacts else layer.title
+        for layer in prepared.rendered.plan.layers
+    }
     rows = []
     for layer in engine.layers(image.id):
         rows.append((_title(layer.created_by, titles), layer.size, layer.diff_id))
@@ -28,9 +30,9 @@ def layer_rows(engine: Engine, prepared: Prepared, image: Image) -> list[tuple[s
 
 
 def _title(created_by: str, titles: dict[str, str]) -> str:
-    for name in ORDER:
+    for name, title in titles.items():
         if f"layer={name};" in created_by:
-            return titles.get(name, name)
+            return title
     if "rootfs.tar" in created_by or "apt-get" in created_by:
         return "OS"
     if "-m venv" in created_by:

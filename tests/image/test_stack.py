@@ -15,7 +15,7 @@ import pytest
 from builder.build import build_image, prepare
 from builder.engine import Buildx, Engine, Image
 from builder.errors import BuildError
-from builder.layers import ORDER
+from builder.layers import COMPILED, ORDER
 from builder.lock import Lock, lock_path, write_lock
 from builder.locking import resolve_lock
 from builder.matrix import load
@@ -72,16 +72,24 @@ def test_versions_and_user_in_the_image(image: Image, docker: Docker) -> None:
         "('torch', 'flashinfer-python', 'flashinfer-cubin', 'sglang-kernel', 'sglang')))"
     )
     said = docker("run", "--rm", "--network", "none", image.id, "python3", "-c", script).stdout
-    assert said == "10001 2.11.0 0.6.12+sm120 0.6.12 0.4.4 0.5.15.post1+sm120\n"
+    assert said == "10001 2.11.0 0.6.12+sm120.fusion 0.6.12 0.4.4 0.5.15.post1+sm120.symm.fusion\n"
 
 
 def test_the_patches_are_in_the_image_with_their_diff(image: Image, engine: Engine) -> None:
     reports = json.loads(engine.read_file(image.id, "/opt/sglang-stack/patches.json"))
     states = {(site["id"], site["before"], site["after"]) for report in reports for site in report["sites"]}
-    needed, native = {"S1", "S3", "D1", "F1"}, {"S2", "E1", "E2", "E3", "E4"}
-    assert states == {(s, "needed", "native") for s in needed} | {(s, "native", "native") for s in native}
+    needed = "S1 S3 D1 S4b S4 S5 S7 S8 S8b S8c S9 E5b E5c E5d E5e E5f E5i F1 F5"
+    native, absent = "S2 S6 S4c E5 E1 E2 E3 E4", "S4d E5g E5h"
+    expected = {(site, "needed", "native") for site in needed.split()}
+    expected |= {(site, "native", "native") for site in native.split()}
+    assert states == expected | {(site, "absent", "absent") for site in absent.split()}
+    for report in reports:
+        for site in report["sites"]:
+            assert site["without"] and site["risk"] and site["upstream"] and site["source"], site["id"]
+            opted = site["set"] in ("sm120-symm", "sm120-fusion")
+            assert (site["waits_for"] is not None) <= opted, site["id"]
     diff = engine.read_file(image.id, "/opt/sglang-stack/patches.diff").decode()
-    assert diff.count("\n+++ b/") == 4
+    assert diff.count("\n+++ b/") == 14
     assert "+        supported_major_versions=[9, 10, 12]" in diff
 
 
@@ -91,8 +99,14 @@ def test_the_proof_looked_at_everything(image: Image, engine: Engine) -> None:
     for check in proof["checks"]:
         assert check["ok"], check
         assert check["expected"] is None or check["looked_at"] == check["expected"], check
-    patches = next(check for check in proof["checks"] if check["name"] == "patches")
-    assert patches["detail"] == ("flashinfer-python 0.6.12+sm120, sglang 0.5.15.post1+sm120 patched, 5 sites native")
+    patches, behaviour, baked = (
+        next(check for check in proof["checks"] if check["name"] == name) for name in ("patches", "behaviour", "baked")
+    )
+    assert behaviour["looked_at"] == 18 and behaviour["detail"].startswith("95 comparisons for F1 S1 S2 S3 D1 S4b S4")
+    assert "kernels for sm_120a 1,089 and 480 stubs, sm_90a 1,569" in baked["detail"]
+    assert patches["detail"] == (
+        "flashinfer-python 0.6.12+sm120.fusion, sglang 0.5.15.post1+sm120.symm.fusion patched, 9 sites native"
+    )
     looked = {check["name"]: check["looked_at"] for check in proof["checks"] if check.get("part") == "native"}
     assert looked["load"] > 500 and looked["record"] > 70_000 and looked["symbols"] > 100_000
 
@@ -180,5 +194,20 @@ budget: {image: 20 GB}
 
 def test_order_is_the_documented_one(image: Image, engine: Engine) -> None:
     made_by = [layer.created_by for layer in engine.layers(image.id)]
-    found = [name for step in made_by for name in ORDER if f"layer={name};" in step]
-    assert found == list(ORDER)
+    names = [*ORDER[:-1], COMPILED, ORDER[-1]]
+    found = [name for step in made_by for name in names if f"layer={name};" in step]
+    assert found == names
+
+
+def test_the_compiled_module_is_loaded_by_anybody_with_nothing_to_write_to(image: Image, docker: Docker) -> None:
+    script = (
+        "import os, sys, tempfile; os.environ['PATH'] = '/nowhere'; import flashinfer.jit.comm as comm; "
+        "module = comm.gen_trtllm_comm_module(); print(module.is_aot, os.getuid()); "
+        "print(module.build_and_load() is not None)"
+    )
+    said = docker(
+        *("run", "--rm", "--network", "none", "--user", "54321:12345", "--read-only", "--tmpfs", "/tmp"),
+        *("--env", "FLASHINFER_WORKSPACE_BASE=/tmp", "--env", "FLASHINFER_CUDA_ARCH_LIST=12.0a"),
+        *("--env", "HOME=/tmp", image.id, "python3", "-c", script),
+    ).stdout
+    assert said.splitlines()[-2:] == ["True 54321", "True"]
