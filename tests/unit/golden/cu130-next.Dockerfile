@@ -83,8 +83,19 @@ RUN --mount=type=tmpfs,target=/mnt \
     rm -rf /opt/.tmp; \
     python3 -P /mnt/tools/finish.py --epoch 1577836800 --start /opt/.start --compile /opt/venv/lib/python3.11/site-packages/transformers /opt /usr/local
 
+# templates/stages/compiled.j2: flashinfer's fused all-reduce, compiled, for 12.0a, 9.0a; kept when only sglang changes
+FROM rest AS compiled
+RUN --network=none --mount=type=tmpfs,target=/mnt \
+    --mount=type=bind,source=tools,target=/mnt/tools \
+    --mount=type=bind,source=compile,target=/mnt/compile \
+    set -eu; layer=compiled; \
+    touch /opt/.start; \
+    PATH=/opt/venv/bin:/usr/local/cuda/bin:"$PATH" CUDA_HOME=/usr/local/cuda PYTHONDONTWRITEBYTECODE=1 PYTHONHASHSEED=0 \
+    python -P /mnt/compile/precompile.py --site-packages /opt/venv/lib/python3.11/site-packages --work /mnt/work --module gen_trtllm_comm_module 12.0a 9.0a; \
+    python3 -P /mnt/tools/finish.py --epoch 1577836800 --start /opt/.start /opt /usr/local
+
 # templates/stages/proof_native.j2: the smoke test of everything below sglang, kept when only sglang changes
-FROM rest AS proof_native
+FROM compiled AS proof_native
 ENV PATH=/opt/venv/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     CUDA_HOME=/usr/local/cuda \
     XDG_CACHE_HOME=/var/cache/sglang-stack \
@@ -103,7 +114,7 @@ RUN --network=none --mount=type=bind,source=smoke,target=/mnt/smoke \
     python3 -m builder.smoke native --spec /mnt/native.json --out /proof/native.json
 
 # templates/stages/sglang.j2: sglang, 1 wheel, 12.8 MB compressed
-FROM rest AS sglang
+FROM compiled AS sglang
 RUN --mount=type=tmpfs,target=/mnt \
     --mount=type=bind,source=tools,target=/mnt/tools \
     --mount=type=bind,source=layers/sglang,target=/mnt/layer \
