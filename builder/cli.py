@@ -190,6 +190,40 @@ def _patches(arguments: argparse.Namespace) -> int:
     return ExitCode.OK if found.ok else ExitCode.FINDINGS
 
 
+def _abi(arguments: argparse.Namespace) -> int:
+    import time
+    from dataclasses import replace
+
+    from builder.abianswers import recall, remember
+
+    began, site = time.monotonic(), _site(arguments)
+    question = (arguments.requirements, arguments.python, arguments.base, site)
+    answer = recall(*question) if arguments.find is None else None
+    if answer is None:
+        from builder.abireport import answer_of
+        from builder.abiverb import ask
+
+        lines, python, base, _ = question
+        report = ask(lines, site, python=python, base=base, find=arguments.find)
+        answer = answer_of(report)
+        if report.lasting:
+            remember(answer, *question)
+    said = {**answer.said, "seconds": round(time.monotonic() - began, 3)}
+    _print_json(said) if arguments.json else print(replace(answer, said=said).as_text())
+    bad = said["verdict"] == "broken" or (arguments.strict and said["verdict"] == "uncertain")
+    return ExitCode.FINDINGS if bad else ExitCode.OK
+
+
+def _arch(arguments: argparse.Namespace) -> int:
+    from builder.archreport import as_json, as_text
+    from builder.archverb import asked, look
+
+    question = asked(arguments.gpu, arguments.driver, arguments.cuda_driver)
+    report = look(arguments.subjects, question, _site(arguments))
+    _print_json(as_json(report)) if arguments.json else print(as_text(report))
+    return report.exit_code
+
+
 def _smoke(arguments: argparse.Namespace) -> int:
     from builder.smoking import as_text, smoke
 
@@ -273,6 +307,31 @@ def parser() -> argparse.ArgumentParser:
     shown.add_argument("--models", action="store_true", help="which model classes can be EAGLE-3 targets, and why not")
     shown.add_argument("--diff", action="store_true", help="print what the matrix's patches change, as a unified diff")
     _sources(patches, "a folder in which wheels are looked for first")
+    about = "whether the native files of these releases fit together; exit status 3 if not"
+    abi = verb("abi", _abi, about, matrix=False)
+    abi.set_defaults(matrix=None)
+    abi.add_argument("requirements", metavar="REQUIREMENT", nargs="+", help="as in sgl-kernel==0.3.21 torch==2.9.1")
+    abi.add_argument("--python", default="3.11", metavar="V", help="the Python that they are for (default: 3.11)")
+    abi.add_argument("--base", default="bookworm", metavar="B", help="bookworm (the default), jammy or noble")
+    abi.add_argument("--find", metavar="PACKAGE", help="which releases of PACKAGE fit; torch or 'torch>=2.9'")
+    abi.add_argument("--strict", action="store_true", help="exit status 3 for what is uncertain, too")
+    _sources(abi, "a folder in which wheels are looked for first")
+    about = "which GPUs compiled code is for; exit status 3 if a file that --gpu would load has none for it"
+    arch = verb("arch", _arch, about, matrix=False)
+    arch.set_defaults(matrix=None)
+    arch.add_argument(
+        "subjects",
+        metavar="FILE|REQUIREMENT",
+        nargs="+",
+        help="FILE.so, FILE.whl, or a release as in sgl-kernel==0.3.21",
+    )
+    arch.add_argument("--gpu", action="append", default=[], metavar="CC", help="a compute capability, as in 12.0")
+    driver = arch.add_mutually_exclusive_group()
+    driver.add_argument("--driver", metavar="V", help="the driver, as in 580.159.04: PTX that it does not know is none")
+    driver.add_argument(
+        "--cuda-driver", metavar="V", help="the same by the CUDA version that nvidia-smi names, as in 13.0"
+    )
+    _sources(arch, "a folder in which wheels are looked for first")
     smoke = verb("smoke", _smoke, "run the smoke test again on a built image", matrix=False)
     smoke.add_argument("image", metavar="IMAGE", help="an image of this builder")
     smoke.add_argument("--user", metavar="UID[:GID]", help="as this user instead of the image's own", type=_user)

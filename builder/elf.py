@@ -16,6 +16,7 @@ Versioning"), .gnu.hash of glibc's elf/dl-lookup.c (the format has no other norm
 from __future__ import annotations
 
 import os
+import re
 import struct
 import sys
 from array import array
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from types import TracebackType
 
 # Bytes. The largest table in libtorch_cuda has 7 MB: a file that claims more than this for one is damaged or hostile.
@@ -43,13 +44,13 @@ NAME_OVERLAP, NAME_ALLOWANCE = 2, 1 << 16
 
 _PT_LOAD, _PT_DYNAMIC, _PT_INTERP = 1, 2, 3
 _SHT_DYNSYM = 11
-_DT_NULL, _DT_NEEDED, _DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_RELA = 0, 1, 4, 5, 6, 7
-_DT_STRSZ, _DT_SYMENT, _DT_INIT, _DT_FINI, _DT_SONAME, _DT_RPATH = 10, 11, 12, 13, 14, 15
-_DT_TEXTREL, _DT_JMPREL, _DT_RUNPATH, _DT_FLAGS = 22, 23, 29, 30
+_DT_NULL, _DT_NEEDED, _DT_HASH, DT_STRTAB, _DT_SYMTAB, _DT_RELA = 0, 1, 4, 5, 6, 7
+DT_STRSZ, _DT_SYMENT, _DT_INIT, _DT_FINI, DT_SONAME, DT_RPATH = 10, 11, 12, 13, 14, 15
+_DT_TEXTREL, _DT_JMPREL, DT_RUNPATH, _DT_FLAGS = 22, 23, 29, 30
 _DT_GNU_HASH, _DT_VERSYM, _DT_VERDEF, _DT_VERNEED = 0x6FFFFEF5, 0x6FFFFFF0, 0x6FFFFFFC, 0x6FFFFFFE
 # What may follow the symbol table in memory.
 _CODE_TABLES = (_DT_RELA, _DT_INIT, _DT_FINI, _DT_JMPREL)
-_TABLES = (_DT_HASH, _DT_STRTAB, _DT_GNU_HASH, _DT_VERSYM, _DT_VERDEF, _DT_VERNEED, *_CODE_TABLES)
+_TABLES = (_DT_HASH, DT_STRTAB, _DT_GNU_HASH, _DT_VERSYM, _DT_VERDEF, _DT_VERNEED, *_CODE_TABLES)
 _DF_TEXTREL = 4
 _VER_FLG_BASE, _VERSION_HIDDEN, _VERSION_INDEX = 1, 0x8000, 0x7FFF
 _SYMBOL, _DYNAMIC = struct.Struct("<IBBHQQ"), struct.Struct("<QQ")
@@ -250,22 +251,21 @@ def read(source: Source, path: str = "") -> Elf:
 
     Raises ElfError, and whatever ``source.read`` raises.
     """
-    image = _Image(source)
-    kind, machine = _TYPES.get(image.type, str(image.type)), _MACHINES.get(image.machine, str(image.machine))
+    image = Image(source)
     interpreter = image.interpreter()
-    dynamic = _Dynamic(image)
+    dynamic = Dynamic(image)
     needs, definitions = dynamic.version_needs(), dynamic.version_definitions()
     symbols, gnu_hash_ok = dynamic.symbols(needs, definitions)
     tags = dynamic.tags
     return Elf(
         path,
-        machine,
-        kind,
+        image.machine,
+        image.type,
         interpreter,
-        soname=dynamic.text(tags[_DT_SONAME], "soname") if _DT_SONAME in tags else None,
+        soname=dynamic.text(tags[DT_SONAME], "soname") if DT_SONAME in tags else None,
         needed=tuple(dynamic.text(at, "name of a needed library") for at in dynamic.needed),
-        rpath=dynamic.paths(_DT_RPATH, "rpath"),
-        runpath=dynamic.paths(_DT_RUNPATH, "runpath"),
+        rpath=dynamic.paths(DT_RPATH, "rpath"),
+        runpath=dynamic.paths(DT_RUNPATH, "runpath"),
         symbols=symbols,
         verneed=tuple((library, version) for _, library, version in needs),
         verdef=tuple(version for _, version in definitions),
@@ -274,7 +274,18 @@ def read(source: Source, path: str = "") -> Elf:
     )
 
 
-class _Image:
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A line of the section table; ``type`` is the gABI's SHT number, ``link`` the index of another section."""
+
+    type: int
+    address: int
+    offset: int
+    size: int
+    link: int
+
+
+class Image:
     """The file header and program headers, and checked reads by offset and by address."""
 
     def __init__(self, source: Source) -> None:
@@ -290,7 +301,8 @@ class _Image:
         if ident[5] != 1:
             raise ElfError(f"not a little-endian ELF file: data encoding {ident[5]}", 5)
         header = struct.unpack("<HHIQQQIHHHHHH", self.read(16, 48, "file header"))
-        self.type, self.machine = header[0], header[1]
+        self.type = _TYPES.get(header[0], str(header[0]))
+        self.machine = _MACHINES.get(header[1], str(header[1]))
         self._sections = header[5], header[10], header[11]
         segments_at, segment_size, segment_count = header[4], header[8], header[9]
         if segment_count and segment_size != 56:
@@ -309,13 +321,13 @@ class _Image:
             elif kind == _PT_INTERP:
                 self._interpreter = (offset, size)
 
-    def read(self, offset: int, length: int, what: str) -> bytes:
-        """Exactly ``length`` bytes of the file."""
+    def read(self, offset: int, length: int, what: str, way: Callable[[int, int], bytes] | None = None) -> bytes:
+        """Exactly ``length`` bytes of the file; ``way`` is taken instead of the source's own `read`."""
         if length > MAX_TABLE:
             raise ElfError(f"{what} of {length} bytes, more than the {MAX_TABLE} that are plausible", offset)
         if offset + length > self._size:
             raise ElfError(f"truncated: {what} of {length} bytes in a file that ends at {self._size:#x}", offset)
-        data = self._source.read(offset, length)
+        data = (way or self._source.read)(offset, length)
         if len(data) != length:
             raise ElfError(f"truncated: {what} of {length} bytes, of which {len(data)} could be read", offset)
         return data
@@ -336,80 +348,110 @@ class _Image:
             raise ElfError(f"interpreter name of {size} bytes, more than {MAX_INTERPRETER}", offset)
         return _text(self.read(offset, size, "interpreter name").split(b"\0", 1)[0])
 
-    def dynamic(self) -> bytes:
-        """The dynamic table; empty where there is none.
+    def dynamic_span(self) -> tuple[int, int] | None:
+        """Offset and size in bytes of the dynamic table; None where there is none.
 
         glibc goes by the segment's address. Where that is in no loadable segment, as in some static files, its offset
         counts.
         """
         if self._dynamic is None or not self._dynamic[2]:
-            return b""
+            return None
         address, offset, size = self._dynamic
         if any(start <= address < start + length for start, _, length in self._loads):
             offset = self.locate(address, "dynamic table")[0]
         if size > MAX_DYNAMIC:
             raise ElfError(f"dynamic table of {size} bytes, more than {MAX_DYNAMIC}", offset)
-        return self.read(offset, size - size % _DYNAMIC.size, "dynamic table")
+        return offset, size - size % _DYNAMIC.size
 
-    def section_of_symbols(self, address: int) -> int | None:
-        """Size in bytes of the SHT_DYNSYM section at ``address``; None where the section table does not help.
+    def dynamic(self) -> bytes:
+        """The dynamic table; empty where there is none."""
+        span = self.dynamic_span()
+        return self.read(*span, "dynamic table") if span is not None else b""
 
-        The loader never looks at section headers, so damage there is no error.
-        """
+    @property
+    def sections_at(self) -> int | None:
+        """Offset of the section table; None where there is none that could be one."""
+        offset: int
         offset, entry, count = self._sections
         if not offset or not count or entry != _SECTION_HEADER.size or offset + count * entry > self._size:
             return None
-        for header in _SECTION_HEADER.iter_unpack(self.read(offset, count * entry, "section headers")):
-            if header[1] == _SHT_DYNSYM and header[3] == address:
-                size: int = header[5]
-                return size
-        return None
+        return offset
+
+    def sections(self) -> list[Section]:
+        """The section table; empty where there is none.
+
+        The loader never looks at it, so damage there is no error.
+        """
+        at = self.sections_at
+        if at is None:
+            return []
+        data = self.read(at, self._sections[2] * _SECTION_HEADER.size, "section headers")
+        return [Section(h[1], h[3], h[4], h[5], h[6]) for h in _SECTION_HEADER.iter_unpack(data)]
+
+    def section_of_symbols(self, address: int) -> int | None:
+        """Size in bytes of the SHT_DYNSYM section at ``address``; None where the section table does not help."""
+        return next((s.size for s in self.sections() if s.type == _SHT_DYNSYM and s.address == address), None)
 
 
-class _Dynamic:
-    """The tables that the dynamic table leads to; ``tags`` is {tag: value}, the last of a kind winning as in glibc."""
+class Dynamic:
+    """The tables that the dynamic table leads to; ``tags`` is {tag: value}, the last of a kind winning as in glibc.
 
-    def __init__(self, image: _Image) -> None:
+    For files of which not all is at hand: ``table`` is taken instead of the image's own dynamic table, ``read_strings``
+    instead of the image's `read` for the string table, and a name ends with the first byte ``hole`` in it, if there is
+    one.
+    """
+
+    def __init__(
+        self,
+        image: Image,
+        table: bytes | None = None,
+        read_strings: Callable[[int, int, str], bytes] | None = None,
+        hole: bytes = b"",
+    ) -> None:
+        self._hole, self._ends = hole, re.compile(b"[\\0" + re.escape(hole) + b"]")
         self._image = image
         self.tags: dict[int, int] = {}
         self.needed: list[int] = []
-        for tag, value in _DYNAMIC.iter_unpack(image.dynamic()):
+        for tag, value in _DYNAMIC.iter_unpack(image.dynamic() if table is None else table):
             if tag == _DT_NULL:
                 break
             if tag == _DT_NEEDED:
                 self.needed.append(value)
             else:
                 self.tags[tag] = value
-        self._strings_at, self._strings = 0, b""
-        if _DT_STRTAB in self.tags:
-            self._strings_at, end = self._locate(_DT_STRTAB, "dynamic string table")
-            size = self.tags.get(_DT_STRSZ, end - self._strings_at)
-            self._strings = image.read(self._strings_at, size, "dynamic string table")
+        self._strings_at, self.strings = 0, b""
+        if DT_STRTAB in self.tags:
+            self._strings_at, end = self._locate(DT_STRTAB, "dynamic string table")
+            size = self.tags.get(DT_STRSZ, end - self._strings_at)
+            self.strings = (read_strings or image.read)(self._strings_at, size, "dynamic string table")
         self._names: dict[int, tuple[bytes, str]] = {}
-        self._allowance = len(self._strings) * NAME_OVERLAP + NAME_ALLOWANCE
+        self._allowance = len(self.strings) * NAME_OVERLAP + NAME_ALLOWANCE
 
     def _locate(self, tag: int, what: str) -> tuple[int, int]:
         return self._image.locate(self.tags[tag], what)
 
-    def _name(self, at: int, what: str) -> tuple[bytes, str]:
+    def name(self, at: int, what: str) -> tuple[bytes, str]:
         """A string without its NUL, as bytes and as text, by its index in the string table."""
         known = self._names.get(at)
         if known is not None:
             return known
-        if at >= len(self._strings):
-            raise ElfError(f"{what}: index {at:#x} in a string table of {len(self._strings)} bytes", self._strings_at)
-        end = self._strings.find(b"\0", at)
+        if at >= len(self.strings):
+            raise ElfError(f"{what}: index {at:#x} in a string table of {len(self.strings)} bytes", self._strings_at)
+        if self._hole and (stop := self._ends.search(self.strings, at)):
+            end = stop.end() if stop[0] == self._hole else stop.start()
+        else:
+            end = self.strings.find(b"\0", at)
         if end < 0:
             raise ElfError(f"{what}: string without an end", self._strings_at + at)
         self._allowance -= end - at
         if self._allowance < 0:
             raise ElfError("strings overlap more than any linker makes them", self._strings_at)
-        raw = self._strings[at:end]
-        self._names[at] = found = raw, _text(raw)
+        raw = self.strings[at:end]
+        self._names[at] = found = (raw, _text(raw))
         return found
 
     def text(self, at: int, what: str) -> str:
-        return self._name(at, what)[1]
+        return self.name(at, what)[1]
 
     def paths(self, tag: int, what: str) -> tuple[str, ...]:
         text = self.text(self.tags[tag], what) if tag in self.tags else ""
@@ -464,17 +506,15 @@ class _Dynamic:
                 found.append((index & _VERSION_INDEX, self.text(name, "version definition")))
         return found
 
-    def symbols(
-        self, needs: list[tuple[int, str, str]], definitions: list[tuple[int, str]]
-    ) -> tuple[tuple[Symbol, ...], bool | None]:
-        """The dynamic symbols without entry 0, and the verdict of the .gnu.hash self-check."""
+    def symbol_table(self) -> tuple[bytes, array[int], GnuHash | None]:
+        """The dynamic symbol table with entry 0, 24 bytes a symbol; their version indexes; .gnu.hash."""
         if _DT_SYMTAB not in self.tags:
-            return (), None
+            return b"", array("H"), None
         image, size = self._image, _SYMBOL.size
         offset, end = self._locate(_DT_SYMTAB, "dynamic symbol table")
         if self.tags.get(_DT_SYMENT, size) != size:
             raise ElfError(f"dynamic symbols of {self.tags[_DT_SYMENT]} bytes, not {size}", offset)
-        table = _read_gnu_hash(image, self.tags[_DT_GNU_HASH]) if _DT_GNU_HASH in self.tags else None
+        table = read_gnu_hash(image, self.tags[_DT_GNU_HASH]) if _DT_GNU_HASH in self.tags else None
         count, most = self._symbol_count(table), (end - offset) // size
         if count > MAX_SYMBOLS:
             raise ElfError(f"{count} dynamic symbols, more than the {MAX_SYMBOLS} that are plausible", offset)
@@ -485,14 +525,20 @@ class _Dynamic:
         if _DT_VERSYM in self.tags:
             at, _ = self._locate(_DT_VERSYM, "symbol versions")
             indexes = _array("H", image.read(at, count * 2, "symbol versions"))
+        return data, indexes, table
 
+    def symbols(
+        self, needs: list[tuple[int, str, str]], definitions: list[tuple[int, str]]
+    ) -> tuple[tuple[Symbol, ...], bool | None]:
+        """The dynamic symbols without entry 0, and the verdict of the .gnu.hash self-check."""
+        data, indexes, table = self.symbol_table()
         # An index that neither of these explains counts as unversioned, as it does for glibc.
         needed = {index: (version, library) for index, library, version in needs}
         defined_here = dict(definitions)
         symbols: list[Symbol] = []
         raws: list[bytes] = []
         for (at, info, other, section, _, _), index in zip(_SYMBOL.iter_unpack(data), indexes, strict=True):
-            raw, name = self._name(at, "symbol name") if at else (b"", "")
+            raw, name = self.name(at, "symbol name") if at else (b"", "")
             binding, kind = _INFO[info]
             defined, number = section != 0, index & _VERSION_INDEX
             version, library, default = None, None, False
@@ -509,7 +555,7 @@ class _Dynamic:
         del symbols[:1], raws[:1]
         return tuple(symbols), table.finds(symbols, raws) if table is not None else None
 
-    def _symbol_count(self, table: _GnuHash | None) -> int:
+    def _symbol_count(self, table: GnuHash | None) -> int:
         """Entries of the dynamic symbol table with entry 0; no tag states it."""
         counts: list[int] = []
         if _DT_HASH in self.tags:
@@ -543,7 +589,7 @@ class _Dynamic:
 
 
 @dataclass(frozen=True)
-class _GnuHash:
+class GnuHash:
     """The table at DT_GNU_HASH; ``chain[i]`` belongs to symbol ``first + i``. Undefined symbols come before."""
 
     first: int
@@ -551,6 +597,18 @@ class _GnuHash:
     bloom: array[int]
     buckets: array[int]
     chain: array[int]
+
+    def explains(self, names: Mapping[int, bytes]) -> bool:
+        """Whether each name, by the index of its symbol, hashes to that symbol's word: less than `finds`, and faster.
+
+        A name with a wrong byte passes once in 2**31 times.
+        """
+        first, chain = self.first, self.chain
+        end = first + len(chain)
+        if any(not first <= index < end for index in names):
+            return False
+        hashes = _gnu_hashes(names.values())
+        return all(chain[index - first] | 1 == hashes[raw] | 1 for index, raw in names.items())
 
     def finds(self, symbols: list[Symbol], raws: list[bytes]) -> bool:
         """Whether a lookup, done as in glibc's do_lookup_x, reaches every exported symbol.
@@ -579,7 +637,7 @@ class _GnuHash:
         return True
 
 
-def _read_gnu_hash(image: _Image, address: int) -> _GnuHash:
+def read_gnu_hash(image: Image, address: int) -> GnuHash:
     """Header (u32 buckets, first symbol, bloom words, shift), u64 bloom words, u32 buckets, and one u32 a symbol.
 
     How many symbols there are is told by the end mark (bit 0) of the chain that starts last.
@@ -595,7 +653,7 @@ def _read_gnu_hash(image: _Image, address: int) -> _GnuHash:
     buckets = _array("I", image.read(buckets_at, count * 4, what))
     last = max(buckets, default=0)
     if not last:
-        return _GnuHash(first, shift, bloom, buckets, array("I"))
+        return GnuHash(first, shift, bloom, buckets, array("I"))
     if last < first:
         raise ElfError(f"{what}: bucket of symbol {last}, before the first hashed symbol {first}", buckets_at)
     known, step, ended = last - first, 8, False
@@ -610,7 +668,7 @@ def _read_gnu_hash(image: _Image, address: int) -> _GnuHash:
                 ended = True
                 break
         step *= 2
-    return _GnuHash(first, shift, bloom, buckets, _array("I", image.read(chain_at, known * 4, what)))
+    return GnuHash(first, shift, bloom, buckets, _array("I", image.read(chain_at, known * 4, what)))
 
 
 def _text(raw: bytes) -> str:

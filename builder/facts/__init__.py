@@ -15,6 +15,7 @@ from packaging.utils import canonicalize_name
 from pydantic import create_model
 
 from builder.facts.models import (
+    BaseFact,
     BytecodeFact,
     CacheFact,
     CompiledFact,
@@ -36,6 +37,7 @@ from builder.facts.models import (
     OsLibraryFact,
     OsPackageFact,
     PatchedFact,
+    ProviderFact,
     ShadowFact,
     SiteFact,
     TogetherFact,
@@ -49,6 +51,7 @@ from builder.validate import validate
 from builder.yamlsource import parse_source
 
 __all__ = [
+    "BaseFact",
     "BytecodeFact",
     "CacheFact",
     "CompiledFact",
@@ -70,6 +73,7 @@ __all__ = [
     "OsLibraryFact",
     "OsPackageFact",
     "PatchedFact",
+    "ProviderFact",
     "ShadowFact",
     "SiteFact",
     "TogetherFact",

@@ -464,3 +464,114 @@ class ShadowFact(Fact):
     """proven: read in these releases; likely: they need not have the site"""
     because: Prose
     """what happens"""
+
+
+Soname = Annotated[str, Form("a library", r"[A-Za-z0-9_.+-]+\.so(\.[0-9]+)*", "as in libnuma.so.1", max_length=100)]
+SonamePattern = Annotated[str, Form("a library or pattern", r"[A-Za-z0-9_.+*-]+\.so[.0-9*]*", "as in libnvrtc.so.*")]
+MemberPath = Annotated[str, Form("a file in site-packages", r"[A-Za-z_][\w./+-]*\.so", "as in torch/lib/libc10.so")]
+VersionFamily = Annotated[str, Form("a family of symbol versions", r"[A-Z]{2,10}", "as in GLIBC")]
+
+
+class BaseFact(Fact):
+    """What an operating system release brings that wheels link to."""
+
+    file = "bases"
+
+    distribution: Prose
+    """debian or ubuntu"""
+    release: Codename
+    """the code name"""
+    title: Prose
+    """what people call it"""
+    versions: Mapping[VersionFamily, Version]
+    """the newest symbol version of each family"""
+    libraries: Annotated[tuple[Soname, ...], NotEmpty()]
+    """libraries that are always there"""
+    packages: Mapping[Soname, OsPackage]
+    """further libraries, and the OS package of this release that has each"""
+
+
+class ProviderFact(Fact):
+    """What a process has loaded once it imported a package."""
+
+    file = "providers"
+
+    distribution: PackageName
+    """the package"""
+    roots: Annotated[tuple[MemberPath, ...], NotEmpty()]
+    """its libraries that lead to all that it links to, cheap ones first"""
+    preloads: tuple[SonamePattern, ...] = ()
+    """libraries of other distributions that its Python code opens by name"""
+    opened_global: tuple[MemberPath, ...] = ()
+    """its libraries that are opened RTLD_GLOBAL"""
+    elsewhere: tuple[Pattern, ...] = ()
+    """distributions that never define a name of this package"""
+    names: Mapping[SonamePattern, Prose] = Field(default_factory=dict)
+    """their libraries, and a regular expression for the names that each defines"""
+
+
+DeviceWord = Annotated[
+    str, Form("a device", r"[1-9][0-9]?(\.[0-9])?", "a compute capability as in 9.0, or 9 for every 9.x", max_length=5)
+]
+PtxIsa = Annotated[str, Form("a version of PTX", r"[1-9]\.[0-9]", "as in 9.0")]
+DriverVersion = Annotated[
+    str, Form("a driver's version", r"[1-9][0-9]{2}(\.[0-9]{1,3}){1,2}", "as in 580.159.04, quoted")
+]
+
+
+class LoaderFact(Fact):
+    """What a package does with one of its compiled files, on which devices: what its own code and sglang's say."""
+
+    file = "loaders"
+
+    releases: Annotated[tuple[Requirement, ...], NotEmpty()]
+    """the releases that have it, by distribution"""
+    path: Annotated[
+        str,
+        Form("a file in a wheel", r"[A-Za-z_][\w./-]*\.so[\w.]*", "as in sgl_kernel/flash_ops.abi3.so", max_length=200),
+    ]
+    """the file, as the wheel has it"""
+    devices: tuple[DeviceWord, ...] | None = None
+    """where it is loaded: none of them means nowhere; without it everywhere"""
+    except_devices: tuple[DeviceWord, ...] = ()
+    """where it is not loaded, in place of devices"""
+    only_for: Prose | None = None
+    """what asks for it, where a server does without as a rule"""
+    otherwise: Prose
+    """what it means where it is not loaded, or has no code for the device"""
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> LoaderFact:
+        if self.devices is not None and self.except_devices:
+            raise ValueError("`devices` and `except_devices` are two ways of saying one thing")
+        return self
+
+
+class PtxFact(Fact):
+    """The newest PTX that a driver compiles."""
+
+    file = "ptx"
+
+    isa: PtxIsa
+    """the version of PTX"""
+    cuda: CudaVersion
+    """the CUDA release that came with it, which such a driver names (`CUDA Version` of nvidia-smi)"""
+    driver: int = Field(ge=400, le=999)
+    """the driver branch: the first number of its version"""
+
+
+class ArchRunFact(Fact):
+    """A compute capability for which the rules on GPU images were run on a device."""
+
+    file = "arch-runs"
+
+    capability: Capability
+    """the compute capability"""
+    device: Prose
+    """the device"""
+    driver: DriverVersion
+    """its driver"""
+    cases: int = Field(gt=0)
+    """how many images were loaded or refused as the rules say; none did otherwise"""
+    date: Date
+    """when"""

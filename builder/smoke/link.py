@@ -14,6 +14,8 @@ from builder.smoke.loader import Closure, Loader, Object
 from builder.smoke.native import Native, NativeFile
 from builder.smoke.report import Result, count, some
 
+_NUMBER = re.compile(r"\d+")
+
 _LOOKED = (
     "it is not loaded by `import torch`, and in no folder of RPATH, RUNPATH or LD_LIBRARY_PATH, "
     "the loader's cache or the default folders"
@@ -183,7 +185,7 @@ def _report_versions(
             continue
         family = version.rpartition("_")[0]
         have = [v for v in item.elf.verdef if v.rpartition("_")[0] == family and v.rpartition("_")[2][:1].isdigit()]
-        newest = max(have, key=_version_key, default="none of that family")
+        newest = max(have, key=version_key, default="none of that family")
         result.add(
             "error",
             file.path,
@@ -193,7 +195,8 @@ def _report_versions(
         )
 
 
-def _version_key(version: str) -> list[int]:
+def version_key(version: str) -> list[int]:
+    """The numbers in a symbol version, to be compared: `GLIBC_2.36` is [2, 36]."""
     return [int(number) for number in re.findall(r"\d+", version)]
 
 
@@ -244,17 +247,28 @@ def _owner_pattern(native: Native, name: str) -> str | None:
 
 def base_name(mangled: str) -> str | None:
     """`c10::SymInt::sym_ne` of an Itanium-mangled function, without its parameters; None for what is not one."""
-    match = re.match(r"_Z(?:N[rVK]*[RO]?)?", mangled)
-    if not match:
-        return None
-    at, parts = match.end(), []
-    while length := re.compile(r"\d+").match(mangled, at):
-        start = length.end()
-        at = start + int(length.group())
-        parts.append(mangled[start:at])
+    parts, _, at = _qualified(mangled)
     if mangled[at : at + 1] in ("C", "D") and parts:
         parts.append(("~" if mangled[at] == "D" else "") + parts[-1])
     return "::".join(parts) or None
+
+
+def _qualified(mangled: str) -> tuple[list[str], int, int]:
+    """The parts of an Itanium-mangled name's qualified name, and where in it they begin and end."""
+    match = re.match(r"_Z(?:N[rVK]*[RO]?)?", mangled)
+    at, parts = match.end() if match else 0, []
+    first = at
+    while match and (length := _NUMBER.match(mangled, at)):
+        start = length.end()
+        at = start + int(length.group())
+        parts.append(mangled[start:at])
+    return parts, first, at
+
+
+def qualified_prefixes(mangled: str) -> list[str]:
+    """How mangled names begin that have the same qualified name, whatever their qualifiers and parameters."""
+    _, first, end = _qualified(mangled)
+    return [f"{start}{mangled[first:end]}" for start in ("_ZN", "_ZNK", "_Z")] if end > first else []
 
 
 def _by_base(objects: Iterable[Object]) -> dict[str, list[str]]:
@@ -273,9 +287,14 @@ def _by_base(objects: Iterable[Object]) -> dict[str, list[str]]:
 def nearest(name: str, index: dict[str, list[str]]) -> str | None:
     """The exported name with the same qualified name and the most similar parameters."""
     base = base_name(name)
-    candidates = sorted(set(index.get(base, ()))) if base else []
-    found = difflib.get_close_matches(name, candidates, 1, 0.0)
-    return found[0] if found else None
+    # The two spellings of std::string count as one: which of them it is does not make a parameter list another one.
+    candidates = {_old_string(item): item for item in sorted(set(index.get(base, ())))} if base else {}
+    found = difflib.get_close_matches(_old_string(name), list(candidates), 1, 0.0)
+    return candidates[found[0]] if found else None
+
+
+def _old_string(mangled: str) -> str:
+    return mangled.replace("NSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE", "Ss")
 
 
 def demangle(names: list[str]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -30,12 +30,21 @@ _MULTIARCH = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 _PLATFORM_LIB = "lib64"
 
 
-@dataclass
 class Object:
     """One ELF file as the model knows it. ``path`` is absolute, as the loader would open it."""
 
-    path: str
-    elf: Elf
+    def __init__(self, path: str, elf: Elf) -> None:
+        self.path, self._elf = path, elf
+
+    @property
+    def elf(self) -> Elf:
+        """What the loader reads of the file."""
+        return self._elf
+
+    @property
+    def machine(self) -> str:
+        """The machine that it is for."""
+        return self.elf.machine
 
     @property
     def name(self) -> str:
@@ -113,7 +122,7 @@ class Loader:
         self.loaded: dict[str, Object] = {}
         self._found: dict[tuple[str, str], str | None] = {}
         self.program = self.library.get(os.path.realpath(program))
-        self._machine = self.program.elf.machine
+        self._machine = self.program.machine
         for path in loaded:
             try:
                 item = self.library.get(path)
@@ -163,30 +172,47 @@ class Loader:
 
     def closure(self, path: str | os.PathLike[str]) -> Closure:
         """Open the file at ``path`` in the model. Raises OSError or ElfError if that file itself cannot be read."""
+        closure = Closure()
+        closure.objects.extend(self.walk(path, closure.missing))
+        return closure
+
+    def walk(
+        self,
+        path: str | os.PathLike[str],
+        missing: list[tuple[str, Object]],
+        into: Callable[[Object], bool] = lambda _: True,
+    ) -> Iterator[Object]:
+        """The objects of `closure`, one after the other: what an object needs is looked at when its turn comes.
+
+        ``missing`` is filled as the walk goes on; what an object needs that is not to be gone ``into`` is left out.
+        """
         root = self.library.get(path)
-        closure = Closure([root])
         names = {root.name: root, os.path.basename(root.path): root}
         # The chain of objects that led to each, nearest first: DT_RPATH is inherited along it.
         chains: dict[str, tuple[Object, ...]] = {root.path: (root,)}
-        at = 0
-        while at < len(closure.objects):
-            item = closure.objects[at]
-            at += 1
-            for needed in item.elf.needed:
-                found = names.get(needed) or self.loaded.get(needed)
-                if found is None and (place := self._search(needed, chains[item.path])):
+        queue = [root]
+        yield root
+        for item in queue:
+            for needed in item.elf.needed if into(item) else ():
+                found = names.get(needed) or self.already(needed)
+                if found is None and (place := self.search(needed, chains[item.path])):
                     found = self.library.get(place)
                 if found is None:
-                    closure.missing.append((needed, item))
+                    missing.append((needed, item))
                     continue
                 names.setdefault(needed, found)
                 names.setdefault(found.name, found)
                 if found.path not in chains:
                     chains[found.path] = (found, *chains[item.path])
-                    closure.objects.append(found)
-        return closure
+                    queue.append(found)
+                    yield found
 
-    def _search(self, needed: str, chain: tuple[Object, ...]) -> str | None:
+    def already(self, needed: str) -> Object | None:
+        """The loaded object that answers to this name."""
+        return self.loaded.get(needed)
+
+    def search(self, needed: str, chain: tuple[Object, ...]) -> str | None:
+        """Where a library lies that the first of ``chain`` needs; the others led to it, nearest first."""
         item = chain[0]
         if "/" in needed:
             return self._usable(needed)
@@ -214,7 +240,7 @@ class Loader:
             item = self.library.get(path)
         except (OSError, ElfError):
             return None
-        return path if item.elf.machine == self._machine else None
+        return path if item.machine == self._machine else None
 
 
 def _expand(folders: Sequence[str], item: Object) -> list[str]:

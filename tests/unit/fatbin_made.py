@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import struct
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from builder import fatbin
 
 A, F, ZSTD, LZ4 = 0x100000, 0x200000, 0x8000, 0x2000
 
@@ -57,3 +61,61 @@ def container(*entries: bytes) -> bytes:
 def module(containers: Sequence[bytes]) -> bytes:
     """A shared object with these containers."""
     return elf({".text": b"\x90", ".nv_fatbin": b"".join(containers)})
+
+
+def fuzz(most: int, seconds: float, seed: int) -> tuple[int, float, float]:
+    """Damage files until there were ``most`` or the time is up, and read each in three ways.
+
+    How many there were, the slowest in seconds, all in seconds. Raises whatever is no `FatbinError`, and `AssertionError`
+    where two ways find two answers.
+    """
+    rng = random.Random(seed)
+    packed = compressed(cubin(64, 4096), 120)
+    parts = [
+        container(entry(cubin(300), 90), entry(b".version 9.0\n", 120, F, kind=1)),
+        container(packed, entry(b"x" * 9, 80, LZ4, size=99)),
+    ]
+    kinds = [
+        elf({".text": b"\x90" * 40, ".nv_fatbin": b"".join(parts), ".data": bytes(64)}),
+        elf({".nv_fatbin": parts[0] + bytes(8) + parts[1], "__nv_relfatbin": parts[1]}),
+        parts[0] + parts[1],
+    ]
+    values = [bytes(1), b"\xff", bytes(8), b"\xff" * 8, b"\0\0\0\x80", struct.pack("<IHH", 0xBA55ED50, 1, 16)]
+    began = time.monotonic()
+    slowest, count = 0.0, 0
+    while count < most and time.monotonic() - began < seconds:
+        hostile = bytearray(rng.choice(kinds))
+        for _ in range(rng.randint(1, 6)):
+            at = rng.randrange(len(hostile))
+            value = rng.choice([*values, rng.randbytes(rng.randint(1, 8))])
+            if rng.random() < 0.8:
+                hostile[at : at + len(value)] = value
+            else:
+                hostile[at:at] = value
+        data = bytes(hostile[: rng.randrange(len(hostile) + 1)] if rng.random() < 0.2 else hostile)
+        start = time.monotonic()
+        answers = _answers(data)
+        slowest = max(slowest, time.monotonic() - start)
+        names = [[[image.name for image in one.images] for one in answer] for answer in answers if answer is not None]
+        assert all(name == names[0] for name in names), data.hex()
+        count += 1
+    return count, slowest, time.monotonic() - began
+
+
+def _answers(data: bytes) -> list[tuple[fatbin.Container, ...] | None]:
+    def pieces() -> Iterator[bytes]:
+        for start in range(0, len(data), 100):
+            yield data[start : start + 100]
+
+    return [
+        _outcome(lambda: fatbin.scan(lambda start, size: data[start : start + size], len(data))),
+        _outcome(lambda: fatbin.scan_stream(pieces())),
+        _outcome(lambda: fatbin.read(data)),
+    ]
+
+
+def _outcome(call: Callable[[], tuple[fatbin.Container, ...]]) -> tuple[fatbin.Container, ...] | None:
+    try:
+        return call()
+    except fatbin.FatbinError:
+        return None

@@ -16,7 +16,7 @@ from builder.errors import BuildError, IntegrityError, LockError, UnreachableErr
 from builder.lock import lock_path, write_lock
 from tests.made import ROOT, TINY, artefact, lock_of, tiny
 
-VERBS = ("build", "check", "list", "lock", "patches", "plan", "prune", "render", "run", "smoke")
+VERBS = ("abi", "arch", "build", "check", "list", "lock", "patches", "plan", "prune", "render", "run", "smoke")
 
 
 def run(*arguments: str, stdout: int = subprocess.PIPE, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -94,6 +94,8 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         ["check"],
         ["lock", "x", "--check", "--as-of", "2026-01-01"],
         ["patches", "x", "--models", "--diff"],
+        ["arch"],
+        ["arch", "torch==2.9.1", "--driver", "580", "--cuda-driver", "13.0"],
     ],
 )
 def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
