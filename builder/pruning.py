@@ -146,6 +146,8 @@ def _folders(cache: Path) -> list[dict[str, Any]]:
         "patched": "wheels that were patched",
         "ranges": "parts of wheels that were looked at",
         "releases": "what an index said of releases",
+        "arch": "GPU images of shared objects",
+        "native": "what shared objects need and export",
         "apt": "the archive's indexes",
     }
     rows = []
