@@ -212,8 +212,10 @@ class Question:
         Providers are judged themselves only where nothing else is named.
         """
         provided = {fact.distribution for fact in self._providers}
-        releases = {name: self.index.release(name, version) for name, version in pins.items() if name not in provided}
-        own = [self.wheel(release, whole=True) for release in releases.values()]
+        with ThreadPoolExecutor(WORKERS) as pool:
+            looked_up = dict(zip(pins, pool.map(self.index.release, pins, pins.values()), strict=True))
+            releases = {name: release for name, release in looked_up.items() if name not in provided}
+            own = list(pool.map(lambda release: self.wheel(release, whole=True), releases.values()))
         wheels = [*own, *(w for w in self.providers(pins, list(releases.values())) if w.name not in releases)]
         subjects = own or [wheel for wheel in wheels if wheel.name in pins]
         found = self._judge(wheels, subjects, whole=False)
