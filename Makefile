@@ -4,12 +4,12 @@ PYTHON ?= python3
 BOOTSTRAP := $(PYTHON) builder/bootstrap.py
 BIN := .venv/bin
 
-.PHONY: help image test lint types unit index images standin gpu gpu-prepare engine engine-stop tools venv bench requirements schemas clean clean-tools
+.PHONY: help image test lint types unit processes index images standin gpu gpu-prepare engine engine-stop tools venv bench requirements schemas clean clean-tools
 
 help:
 	@echo "make image [MATRIX=cu130-next]   build, prove and tag the image of a matrix"
 	@echo "make test                        linters, types, unit, index and image tests"
-	@echo "make lint types unit index images   one part of them"
+	@echo "make lint types unit processes index images   one part of them"
 	@echo "make engine | engine-stop        use the running Docker Engine or set one up in .tools | stop ours"
 	@echo "make tools                       what the tests need, from the distribution's archive into .tools"
 	@echo "make standin                     the whole path of cu130, with stand-ins for the wheels that cannot be reached"
@@ -23,7 +23,7 @@ help:
 image: venv engine
 	@$(BIN)/builder build $(MATRIX)
 
-test: venv lint types unit index images
+test: venv lint types unit processes index images
 
 venv:
 	@$(BOOTSTRAP) venv
@@ -45,7 +45,11 @@ types: venv
 	$(BIN)/mypy
 
 unit: venv
-	$(BIN)/pytest tests/unit tests/gpu -q -n auto
+	$(BIN)/pytest tests/unit -q -n auto -m "not processes"
+
+# Of the unit tests those that start processes and servers: the patched code, compiled files, loopback indexes.
+processes: venv
+	$(BIN)/pytest tests/unit tests/gpu -q -n auto -m processes
 
 index: venv
 	$(BIN)/pytest tests/index -q -m index

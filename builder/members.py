@@ -17,7 +17,7 @@ import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
@@ -156,7 +156,15 @@ class Members:
         return {name: done[name] for name in wanted}
 
     def _read(self, lacking: list[str], done: dict[str, Native], count: int, progress: Progress) -> None:
-        active = {name: self._steps(self._directory.infos[name]) for name in lacking}
+        # A file that a wheel has several times (`libmscclpp.so*`) is read once.
+        first: dict[tuple[int, int, int], str] = {}
+        again: dict[str, str] = {}
+        for name in lacking:
+            info = self._directory.infos[name]
+            other = first.setdefault((info.CRC, info.file_size, info.compress_size), name)
+            if other != name:
+                again[name] = other
+        active = {name: self._steps(self._directory.infos[name]) for name in lacking if name not in again}
         looked_at = 0
         while active:
             # What all of them lack is fetched together.
@@ -172,6 +180,10 @@ class Members:
                     progress(len(done), count, looked_at)
             if spans:
                 self._directory.fetch(spans)
+        for name, other in again.items():
+            done[name] = replace(done[other], member=name)
+            self._keep(done[name])
+            progress(len(done), count, looked_at)
 
     def _steps(self, info: zipfile.ZipInfo) -> _Steps:
         """Read one member."""

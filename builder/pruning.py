@@ -148,6 +148,7 @@ def _folders(cache: Path) -> list[dict[str, Any]]:
         "releases": "what an index said of releases",
         "arch": "GPU images of shared objects",
         "native": "what shared objects need and export",
+        "abi": "answers of `builder abi`",
         "apt": "the archive's indexes",
     }
     rows = []

@@ -259,7 +259,7 @@ class PartialWheel:
         self._contents: dict[str, bytes] = {}
         try:
             self._archive = zipfile.ZipFile(file)
-            self._infos = {info.filename: info for info in self._archive.infolist() if not info.is_dir()}
+            self._infos = {info.filename: info for info in self._archive.infolist() if not info.filename.endswith("/")}
             if any(info.header_offset >= self._archive.start_dir for info in self._infos.values()):
                 raise ValueError("its directory names a member behind itself")
             starts = sorted([*(info.header_offset for info in self._infos.values()), self._archive.start_dir])

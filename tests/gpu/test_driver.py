@@ -19,6 +19,9 @@ from tests.gpu.rank import Context
 from tests.gpu.report import markdown
 from tests.gpu.scenarios import SAFE, Scenario, lanes
 
+# Processes and servers of their own: `make processes`.
+pytestmark = pytest.mark.processes
+
 
 def holds(context: Context) -> None:
     context.check("holds", True, f"rank {context.rank}")

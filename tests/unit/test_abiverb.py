@@ -27,6 +27,9 @@ from tests.loopback import Loopback, loopback, wheel
 from tests.made import settings_at
 from tests.unit.smoke_made import compile_library
 
+# Processes and servers of their own: `make processes`.
+pytestmark = pytest.mark.processes
+
 CHECK = "_ZN3c104cuda5checkEiPKcb"
 CHECK_NOW = "_ZN3c104cuda5checkEjPKcb"
 TAG = "cp311-cp311-manylinux_2_17_x86_64"

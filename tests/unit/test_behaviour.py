@@ -18,6 +18,9 @@ from tests import patch_made as made
 from tests.unit.behaviour_made import behaviour, stack
 from tests.unit.smoke_made import Site, finished, said
 
+# Processes and servers of their own: `make processes`.
+pytestmark = pytest.mark.processes
+
 
 def swap(site: Site, file: str, old: str, new: str) -> None:
     """Edit an installed file, so that its diff still leads back."""

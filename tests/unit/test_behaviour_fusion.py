@@ -14,6 +14,9 @@ from tests.eagle_made import MODEL_OLD
 from tests.unit.behaviour_made import behaviour, edited, stack
 from tests.unit.smoke_made import Site, finished
 
+# Processes and servers of their own: `make processes`.
+pytestmark = pytest.mark.processes
+
 ASKED = Patches(sm120=Sm120(allreduce_fusion="opt-in"))
 FLASHINFER = {
     "flashinfer/comm/__init__.py": "",

@@ -12,6 +12,9 @@ from tests import symm_made
 from tests.unit.behaviour_made import behaviour, edited, stack
 from tests.unit.smoke_made import Site, finished
 
+# Processes and servers of their own: `make processes`.
+pytestmark = pytest.mark.processes
+
 ASKED = Patches(sm120=Sm120(symm_mem="opt-in"))
 
 

@@ -26,6 +26,9 @@ from tests.loopback import Loopback, Served, loopback
 from tests.made import settings_at
 from tests.unit.native_made import as_patchelf, library, wheel
 
+# Processes and servers of their own: `make processes`.
+pytestmark = pytest.mark.processes
+
 STUB = stub_bytes("libx.so.1", ["first", "second", "third"])
 MADE = {"part/linked.so": (".rodata",), "part/far.so": (".rodata", ".data")}
 

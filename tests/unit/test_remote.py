@@ -21,7 +21,7 @@ from builder.errors import IntegrityError, UnreachableError, UsageError
 from builder.index import NoRangesError, session
 from builder.remote import PartialWheel, RangedFile, open_local
 from tests import loopback as site_of
-from tests.loopback import Loopback, loopback
+from tests.loopback import Loopback, loopback, wheel
 from tests.made import settings_at
 
 NOISE = random.Random(1)
@@ -342,6 +342,15 @@ def test_what_is_no_wheel(tmp_path: Path) -> None:
         open_local(tmp_path / "x.zip")
     with pytest.raises(UsageError, match="cannot be read"):
         open_local(tmp_path / "absent-1.0-py3-none-any.whl")
+
+
+def test_a_member_without_a_name_is_no_member(tmp_path: Path) -> None:
+    name, data = wheel("thing", "1.0")
+    (tmp_path / name).write_bytes(data)
+    with zipfile.ZipFile(tmp_path / name, "a") as archive:
+        archive.writestr(zipfile.ZipInfo(""), b"x")
+    found = open_local(tmp_path / name)
+    assert "" not in found.entries
 
 
 def test_a_wheel_with_the_name_of_another(tmp_path: Path) -> None:

@@ -12,6 +12,9 @@ from builder.smoke.imports import check_imports
 from builder.smoke.report import Check, Result
 from tests.unit.smoke_made import Site, finished, said
 
+# Processes and servers of their own: `make processes`.
+pytestmark = pytest.mark.processes
+
 TORCH = {
     "torch/__init__.py": "from . import cuda, version\n__version__ = '2.11.0'\n",
     "torch/version.py": "cuda = '13.0'\n",

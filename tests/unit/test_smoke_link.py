@@ -15,6 +15,9 @@ from builder.smoke.load import check_load
 from builder.smoke.loader import Library, Loader, read_cache
 from tests.unit.smoke_made import Site, compile_library, finished, said
 
+# Processes and servers of their own: `make processes`.
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:

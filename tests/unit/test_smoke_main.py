@@ -16,6 +16,9 @@ from builder.smoke.child import Workspace, describe_end
 from builder.smoke.report import Finding, Reporter, Result, Scrubber, count, not_applicable, some
 from tests.unit.smoke_made import Site, compile_library
 
+# Processes and servers of their own: `make processes`.
+pytestmark = pytest.mark.processes
+
 
 def tiny(root: Path) -> Site:
     """A stack of numpy's kind: one wheel with native code, no torch, no sglang."""
