@@ -194,14 +194,14 @@ def _abi(arguments: argparse.Namespace) -> int:
     import time
     from dataclasses import replace
 
-    from builder.abianswers import recall, remember
+    from builder.abi.answers import recall, remember
 
     began, site = time.monotonic(), _site(arguments)
     question = (arguments.requirements, arguments.python, arguments.base, site)
     answer = recall(*question) if arguments.find is None else None
     if answer is None:
-        from builder.abireport import answer_of
-        from builder.abiverb import ask
+        from builder.abi.report import answer_of
+        from builder.abi.verb import ask
 
         lines, python, base, _ = question
         report = ask(lines, site, python=python, base=base, find=arguments.find)

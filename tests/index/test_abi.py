@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from builder import settings
-from builder.abireport import Report
-from builder.abiverb import ask
+from builder.abi.report import Report
+from builder.abi.verb import ask
 from builder.settings import Settings
 
 pytestmark = pytest.mark.index
@@ -59,7 +59,7 @@ def test_a_pair_that_was_measured(site: Settings, pair: tuple[str, str]) -> None
 
 
 def test_the_two_symbols_and_what_torch_has_instead(site: Settings) -> None:
-    from builder.abireport import as_json
+    from builder.abi.report import as_json
 
     said = as_json(answer(site, "sgl-kernel==0.3.21", "torch==2.10.0"))
     found = {m["demangled"]: m["nearest"] for e in said["extensions"] for m in e["missing_symbols"]}
@@ -80,7 +80,7 @@ def test_which_torch_fits(site: Settings) -> None:
 def test_the_tables_say_what_the_wheels_say(site: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The same verdict, read from torch's wheel itself: within 15 MB."""
     shipped = answer(site, "sgl-kernel==0.3.21", "torch==2.10.0")
-    monkeypatch.setattr("builder.tables.wheels", lambda *_: [])
+    monkeypatch.setattr("builder.abi.tables.wheels", lambda *_: [])
     read = answer(replace(site, cache=tmp_path), "sgl-kernel==0.3.21", "torch==2.10.0")
     assert read.extensions == shipped.extensions
     assert read.bytes_read < 15_000_000 < read.bytes_total

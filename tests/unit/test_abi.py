@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from builder.abi import Judge
-from builder.abimodel import Extension, Facts, Known, Wheel
-from builder.abiverb import base_named, facts_of
+from builder.abi.judge import Judge
+from builder.abi.model import Extension, Facts, Known, Wheel
+from builder.abi.verb import base_named, facts_of
 from builder.facts import ProviderFact, load_facts
 from builder.nativefacts import EXPORTED, NEEDED, UNDEFINED, ElfFacts, Undefined
 

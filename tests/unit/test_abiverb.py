@@ -13,16 +13,18 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from builder import abiverb, cli, tables
-from builder.abimodel import Facts
-from builder.abireport import Report, as_json, as_text
-from builder.abiset import parse, pin
-from builder.abiverb import ask, facts_of, promised
+from builder import cli
+from builder.abi import tables
+from builder.abi import verb as abiverb
+from builder.abi.model import Facts
+from builder.abi.report import Report, as_json, as_text
+from builder.abi.tables import Names, pack, unpack
+from builder.abi.tables.__main__ import Tables, member
+from builder.abi.verb import ask, facts_of, promised
+from builder.abi.wheels import parse, pin
 from builder.errors import ExitCode, IntegrityError, LockError, UnreachableError, UsageError
 from builder.nativefacts import EXPORTED, ElfFacts
 from builder.settings import Settings
-from builder.tables import Names, pack, unpack
-from builder.tables.__main__ import Tables, member
 from tests.loopback import Loopback, loopback, wheel
 from tests.made import settings_at
 from tests.unit.smoke_made import compile_library
@@ -139,6 +141,22 @@ def test_text_of_a_set_that_is_fine(site: Settings) -> None:
         "ok         kernel/ops.abi3.so"
     )
     assert report.wheels == ("kernel 0.3.21", "torch 2.9.1", "nvidia-cuda-runtime-cu12 12.8.90")
+
+
+def test_a_wheel_in_the_place_of_one_that_torch_pins(index: Loopback, site: Settings) -> None:
+    """torch's own files are what it may not fit, also where something else was asked about."""
+    needs = library("libtorch_cuda.so", wants=("cudaNew",), needed=("libcudart.so.12",))
+    files = {"torch/lib/libtorch_cuda.so": needs}
+    index.add(wheel("torch", "2.9.5", ("nvidia-cuda-runtime-cu12==12.9.1",), tag=TAG, files=files))
+    place = "nvidia/cuda_runtime/lib/libcudart.so.12"
+    for version, names in (("12.9.1", ("cudaNew",)), ("12.9.0", ())):
+        made = {place: library("libcudart.so.12", names)}
+        index.add(wheel("nvidia-cuda-runtime-cu12", version, tag="py3-none-manylinux_2_17_x86_64", files=made))
+    fits = answer(site, "torch==2.9.5", "nvidia-cuda-runtime-cu12==12.9.1")
+    assert verdicts(fits) == {place: "ok", "torch/lib/libtorch_cuda.so": "ok"}
+    older = answer(site, "torch==2.9.5", "nvidia-cuda-runtime-cu12==12.9.0")
+    assert verdicts(older) == {place: "ok", "torch/lib/libtorch_cuda.so": "broken"}
+    assert [item.symbol for found in older.extensions for item in found.missing_symbols] == ["cudaNew"]
 
 
 def test_text_of_another_cuda_in_the_set(site: Settings) -> None:

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 
-from builder.abimodel import Facts, Wheel
+from builder.abi.model import Facts, Wheel
 from builder.elf import Elf
 from builder.facts import ProviderFact
 from builder.smoke.loader import Library, Loader, Object

@@ -17,12 +17,12 @@ from typing import Any
 from builder.files import canonical_json, pretty_size, sha256_hex, write_atomic
 from builder.settings import Settings
 
-_HERE = Path(__file__).parent
+_BUILDER = Path(__file__).parent.parent
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What is printed: the JSON of `builder.abireport.as_json`, and the text without its last line."""
+    """What is printed: the JSON of `builder.abi.report.as_json`, and the text without its last line."""
 
     said: Mapping[str, Any]
     text: str
@@ -35,7 +35,7 @@ class Answer:
 
 def _code() -> Iterator[str]:
     """What an answer depends on besides the question: this builder's files."""
-    for folder, folders, files in os.walk(_HERE):
+    for folder, folders, files in os.walk(_BUILDER):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         for name in sorted(files):
             at = (Path(folder) / name).stat()

@@ -1,6 +1,6 @@
 """Would the loader accept the native files of a set of wheels: from their dynamic tables alone, nothing installed.
 
-The model is the smoke test's, laid over the wheels as if they were installed (`builder.abiprocess`): what `import torch`
+The model is the smoke test's, laid over the wheels as if they were installed (`builder.abi.process`): what `import torch`
 has loaded, RPATH and RUNPATH, then the base's folders. A library that nobody asks is never read.
 
 `broken` is proof, `ok` is not: that every name resolves says nothing of layouts. What is not known for certain makes a
@@ -16,8 +16,8 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
-from builder.abimodel import Extension, Known, MissingSymbol, Wheel
-from builder.abiprocess import Files, Imported, Member, Process, System
+from builder.abi.model import Extension, Known, MissingSymbol, Wheel
+from builder.abi.process import Files, Imported, Member, Process, System
 from builder.facts import ProviderFact
 from builder.nativefacts import EXPORTED, NEEDED, UNDEFINED, VERDEF, Undefined
 from builder.smoke.link import base_name, nearest, qualified_prefixes, version_key

@@ -1,6 +1,6 @@
-"""`python -m builder.tables`: read what the releases on the index export, and write the tables that are shipped.
+"""`python -m builder.abi.tables`: read what the releases on the index export, and write the tables that are shipped.
 
-    python -m builder.tables [--from 2.6] [--system /lib/x86_64-linux-gnu]
+    python -m builder.abi.tables [--from 2.6] [--system /lib/x86_64-linux-gnu]
 
 It reads 5 to 17 MB of each torch release, and the C and C++ libraries of the Debian 12 machine that it runs on.
 """
@@ -19,14 +19,14 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from builder import settings
-from builder.abiset import Release, Target
-from builder.abiverb import Question, base_named
+from builder.abi.tables import BLOCK, FORMAT, INDEX, NAMES, pack
+from builder.abi.verb import Question, base_named
+from builder.abi.wheels import Release, Target
 from builder.display import note
 from builder.elf import read_file
 from builder.facts import ProviderFact, load_facts
 from builder.files import write_atomic
 from builder.nativefacts import EXPORTED, ElfFacts, facts_of
-from builder.tables import BLOCK, FORMAT, INDEX, NAMES, pack
 
 # Named in the tables, and read from the index if a file ever asks for their names: 14, 10 and 3 MB each (random numbers,
 # FFT and sparse kernels lie where the names are), and 89,567 names of libcusparseLt.
@@ -116,7 +116,9 @@ def collect(question: Question, fact: ProviderFact, first: str, tables: Tables) 
 
 def main() -> None:
     """Write `index.json.z` and `names.bin` beside this file."""
-    parser = argparse.ArgumentParser(prog="python -m builder.tables", description="Make the tables that are shipped.")
+    parser = argparse.ArgumentParser(
+        prog="python -m builder.abi.tables", description="Make the tables that are shipped."
+    )
     parser.add_argument("--from", dest="first", default="2.6", metavar="VERSION", help="the first torch release")
     parser.add_argument(
         "--system", default="/lib/x86_64-linux-gnu", type=Path, metavar="DIR", help="Debian 12's libraries"

@@ -1,6 +1,6 @@
 """What the libraries of torch releases export, shipped: a verdict then reads nothing of them.
 
-Two files, made by `python -m builder.tables` (docs/abi.md). `index.json.z` has, for each release on the default index,
+Two files, made by `python -m builder.abi.tables` (docs/abi.md). `index.json.z` has, for each release on the default index,
 its wheel and the CUDA wheels that it pins: their native files, and of most what a loader has to know. `names.bin` has
 every name that one of them exports, sorted, in blocks that are compressed one by one, each name with the number of the
 set of columns that have it; a column is one library's names under one version. So a name is found by unpacking one
@@ -19,7 +19,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from builder.abimodel import Exports, Facts, Wheel
+from builder.abi.model import Exports, Facts, Wheel
 
 FORMAT = 1
 INDEX, NAMES = "index.json.z", "names.bin"

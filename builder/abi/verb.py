@@ -13,11 +13,11 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from builder import tables
-from builder.abi import Judge
-from builder.abimodel import Exports, Extension, Facts, Known, Wheel
-from builder.abireport import Candidate, Report
-from builder.abiset import Index, Release, Target, parse, pin, resolve
+from builder.abi import tables
+from builder.abi.judge import Judge
+from builder.abi.model import Exports, Extension, Facts, Known, Wheel
+from builder.abi.report import Candidate, Report
+from builder.abi.wheels import Index, Release, Target, parse, pin, resolve
 from builder.display import note
 from builder.errors import UsageError
 from builder.facts import BaseFact, ProviderFact, load_facts
@@ -209,15 +209,20 @@ class Question:
     def judge(self, pins: dict[str, Version]) -> tuple[list[Wheel], list[Extension]]:
         """The wheels of a set of pins, and what is known of the native files of those that are named.
 
-        Providers are judged themselves only where nothing else is named.
+        Providers are judged themselves only where nothing else is named, or where what is named takes the place of
+        something that they pin: then their own files are what may not fit.
         """
         provided = {fact.distribution for fact in self._providers}
         with ThreadPoolExecutor(WORKERS) as pool:
             looked_up = dict(zip(pins, pool.map(self.index.release, pins, pins.values()), strict=True))
             releases = {name: release for name, release in looked_up.items() if name not in provided}
             own = list(pool.map(lambda release: self.wheel(release, whole=True), releases.values()))
-        wheels = [*own, *(w for w in self.providers(pins, list(releases.values())) if w.name not in releases)]
-        subjects = own or [wheel for wheel in wheels if wheel.name in pins]
+        asked = [fact for fact in self._providers if fact.distribution in pins]
+        replaced = any(_pinned_by(fact, name) for fact in asked for name in releases)
+        # The tables have what torch exports and not what it needs.
+        others = [] if replaced else list(releases.values())
+        wheels = [*own, *(wheel for wheel in self.providers(pins, others) if wheel.name not in releases)]
+        subjects = own if own and not replaced else [wheel for wheel in wheels if wheel.name in pins]
         found = self._judge(wheels, subjects, whole=False)
         further = self._further(releases.values(), {wheel.name for wheel in wheels})
         for _ in range(FURTHER):

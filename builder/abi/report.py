@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from builder.abianswers import Answer
-from builder.abimodel import Extension, Word
-from builder.abiset import Target
+from builder.abi.answers import Answer
+from builder.abi.model import Extension, Word
+from builder.abi.wheels import Target
 from builder.smoke.link import demangle
 
 SHOWN = 6
