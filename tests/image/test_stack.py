@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,9 @@ from builder.errors import BuildError
 from builder.layers import COMPILED, ORDER
 from builder.lock import Lock, lock_path, write_lock
 from builder.locking import resolve_lock
-from builder.matrix import load
+from builder.matrix import Patches, Sm120, load
 from builder.settings import Settings
-from tests.image.stacks import MATRIX, ROOT, relocked
+from tests.image.stacks import MATRIX, ROOT, edited, relocked
 
 pytestmark = [pytest.mark.image, pytest.mark.full]
 
@@ -166,6 +167,9 @@ def test_a_kernel_wheel_of_another_torch(
     path.write_text(_KERNEL_ONLY, encoding="utf-8")
     kernel = resolve_lock(load(path), settings, reference_lock.base).by_name["sglang-kernel"]
     prepared = prepare(ROOT / "matrices" / f"{MATRIX}.yaml")
+    # Without the compiled layer, which another kernel wheel below it would have compiled once more: minutes for nothing.
+    matrix = prepared.loaded.matrix.model_copy(update={"patches": Patches(sm120=Sm120())})
+    prepared = edited(prepared, loaded=replace(prepared.loaded, matrix=matrix))
     artefacts = tuple(kernel if a.name == "sglang-kernel" else a for a in prepared.lock.artefacts)
     with pytest.raises(BuildError) as caught:
         build_image(
