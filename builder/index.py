@@ -115,7 +115,28 @@ def session(settings: Settings) -> requests.Session:
     return made
 
 
-class RemoteFile(io.RawIOBase):
+class Seekable(io.RawIOBase):
+    """A file of a known size that is read from any place: what `zipfile` asks for besides `readinto`."""
+
+    size = 0
+    _position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}[whence]
+        self._position = max(0, start + offset)
+        return self._position
+
+
+class RemoteFile(Seekable):
     """A file behind a URL, read by byte ranges: seekable, so that `zipfile` finds a member without the rest.
 
     Raises `OSError` from `readinto` where the server does not answer a range with one; `bytes_read` counts what came.
@@ -134,20 +155,6 @@ class RemoteFile(io.RawIOBase):
         start, body, size = get_range(self._client, self._url, value, most)
         self.bytes_read += len(body)
         return start, body, size
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}[whence]
-        self._position = max(0, start + offset)
-        return self._position
 
     def readinto(self, buffer: object) -> int:
         view = memoryview(buffer).cast("B")  # type: ignore[arg-type]

@@ -30,7 +30,7 @@ from builder.cache import not_writable
 from builder.download import explain, without_credentials
 from builder.errors import IntegrityError, UnreachableError, UsageError
 from builder.files import sha256_hex, write_atomic
-from builder.index import NoRangesError, get_range
+from builder.index import NoRangesError, Seekable, get_range
 from builder.wheel import Entry
 
 WORKERS = 4
@@ -61,7 +61,7 @@ Span = tuple[int, int]
 """The first byte, and the one behind the last."""
 
 
-class RangedFile(io.RawIOBase):
+class RangedFile(Seekable):
     """A remote file, as far as it is here: seekable, and what is read and not here yet is fetched by a byte range.
 
     What came stays in ``folder``, which belongs to the content with this ``sha256``. ``expected`` is its size, where that
@@ -183,20 +183,6 @@ class RangedFile(io.RawIOBase):
             if first < end:
                 start = max(start, first + len(data))
         return [*found, (start, end)] if start < end else found
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}[whence]
-        self._position = max(0, start + offset)
-        return self._position
 
     def readinto(self, buffer: object) -> int:
         view = memoryview(buffer).cast("B")  # type: ignore[arg-type]

@@ -63,8 +63,12 @@ def glibc_of(matrix: Matrix) -> tuple[int, int]:
 
 def target_tags(matrix: Matrix) -> list[Tag]:
     """The wheel tags of the target, best first: CPython of the matrix, glibc of its OS."""
-    version = tuple(int(part) for part in matrix.python.split("."))
-    major, minor = glibc_of(matrix)
+    return wheel_tags(matrix.python, *glibc_of(matrix))
+
+
+def wheel_tags(python: str, major: int, minor: int) -> list[Tag]:
+    """The wheel tags of a CPython on Linux x86_64 with that glibc, best first."""
+    version = tuple(int(part) for part in python.split("."))
     platforms = []
     legacy = {17: "manylinux2014_x86_64", 12: "manylinux2010_x86_64", 5: "manylinux1_x86_64"}
     for number in range(minor, 4, -1):
@@ -80,17 +84,22 @@ def target_tags(matrix: Matrix) -> list[Tag]:
 
 def marker_environment(matrix: Matrix) -> dict[str, str]:
     """The values of PEP 508's markers in the image; nothing of the machine that resolves."""
+    return markers(matrix.python)
+
+
+def markers(python: str) -> dict[str, str]:
+    """The values of PEP 508's markers for a CPython on Linux x86_64."""
     return {
         "implementation_name": "cpython",
-        "implementation_version": f"{matrix.python}.0",
+        "implementation_version": f"{python}.0",
         "os_name": "posix",
         "platform_machine": "x86_64",
         "platform_python_implementation": "CPython",
         "platform_release": "",
         "platform_system": "Linux",
         "platform_version": "",
-        "python_full_version": f"{matrix.python}.0",
-        "python_version": matrix.python,
+        "python_full_version": f"{python}.0",
+        "python_version": python,
         "sys_platform": "linux",
     }
 

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import requests
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.tags import Tag
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 from pypi_simple import DistributionPackage, NoSuchProjectError, PyPISimple, UnsupportedContentTypeError
@@ -39,6 +39,7 @@ from builder.index import TIMEOUT, NoRangesError, RemoteWheel, fetch_metadata, s
 from builder.lock import Artefact
 from builder.members import Members, Opened
 from builder.remote import RangedFile
+from builder.resolve import markers, wheel_tags
 from builder.settings import Settings, redact
 
 END = 64 * 1024
@@ -61,14 +62,7 @@ class Target:
     @cached_property
     def tags(self) -> Mapping[Tag, int]:
         """The wheel tags that install, with their ranks: the lower the better."""
-        version = tuple(int(part) for part in self.python.split("."))
-        interpreter = f"cp{version[0]}{version[1]}"
-        platforms = [platform for minor in range(self.glibc, 4, -1) for platform in _platforms(minor)]
-        platforms.append("linux_x86_64")
-        # Named, since packaging would otherwise ask the Python that runs this.
-        tags = [*cpython_tags(version, abis=[interpreter], platforms=platforms)]
-        tags += compatible_tags(version, interpreter=interpreter, platforms=platforms)
-        return {tag: rank for rank, tag in enumerate(tags)}
+        return {tag: rank for rank, tag in enumerate(wheel_tags(self.python, 2, self.glibc))}
 
     @property
     def glibc(self) -> int:
@@ -78,24 +72,7 @@ class Target:
     @property
     def environment(self) -> dict[str, str]:
         """The values of PEP 508's markers there."""
-        return {
-            "implementation_name": "cpython",
-            "implementation_version": f"{self.python}.0",
-            "os_name": "posix",
-            "platform_machine": "x86_64",
-            "platform_python_implementation": "CPython",
-            "platform_release": "",
-            "platform_system": "Linux",
-            "platform_version": "",
-            "python_full_version": f"{self.python}.0",
-            "python_version": self.python,
-            "sys_platform": "linux",
-        }
-
-
-def _platforms(minor: int) -> list[str]:
-    legacy = {17: "manylinux2014_x86_64", 12: "manylinux2010_x86_64", 5: "manylinux1_x86_64"}
-    return [f"manylinux_2_{minor}_x86_64", *([legacy[minor]] if minor in legacy else [])]
+        return markers(self.python)
 
 
 class _Shallow(RangedFile):
