@@ -18,6 +18,7 @@ from io import FileIO
 from urllib.parse import urlsplit
 
 import requests
+from pypi_simple import DistributionPackage, PyPISimple, UnsupportedContentTypeError
 from requests.adapters import HTTPAdapter
 from urllib3.exceptions import (
     HTTPError,
@@ -29,7 +30,9 @@ from urllib3.exceptions import (
 )
 
 from builder.cache import CHUNK, Stopped
+from builder.errors import UnreachableError
 from builder.files import pretty_size
+from builder.index import TIMEOUT as PAGE_TIMEOUT
 from builder.index import session
 from builder.settings import Settings
 
@@ -244,6 +247,29 @@ def is_final(error: Exception) -> bool:
     broken = requests.exceptions.SSLError | requests.exceptions.InvalidURL | requests.exceptions.InvalidSchema
     tunnel = _tunnel(_causes(error))
     return isinstance(error, broken) or bool(tunnel and not _passes(int(tunnel[1])))
+
+
+def project_page(name: str, settings: Settings) -> list[DistributionPackage]:
+    """The files of a package on the default index, or the site's own. Raises `NoSuchProjectError`, `UnreachableError`."""
+    endpoint = without_credentials(settings.index) if settings.index else None
+    named = {"endpoint": endpoint} if endpoint else {}
+    try:
+        with PyPISimple(session=session(settings), **named) as site:
+            return site.get_project_page(name, timeout=PAGE_TIMEOUT).packages
+    except (UnsupportedContentTypeError, requests.exceptions.JSONDecodeError):
+        because = f"what it answers is no page of `{name}`"
+    except (requests.RequestException, ValueError) as error:
+        because = explain(error, urlsplit(endpoint or "").netloc or "the index")
+    raise no_releases(name, because)
+
+
+def no_releases(name: str, because: str) -> UnreachableError:
+    """The error for an index that does not tell a package's releases."""
+    return UnreachableError(
+        f"the index does not tell the releases of `{name}`",
+        because=because,
+        hint="see that the index answers; another is named with `--index default=URL` or `BUILDER_INDEX`",
+    )
 
 
 def explain(error: Exception, host: str) -> str:

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from email.parser import HeaderParser
 from functools import cached_property
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import requests
 from packaging.requirements import InvalidRequirement, Requirement
@@ -26,16 +25,16 @@ from packaging.specifiers import SpecifierSet
 from packaging.tags import Tag
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
-from pypi_simple import DistributionPackage, NoSuchProjectError, PyPISimple, UnsupportedContentTypeError
+from pypi_simple import DistributionPackage, NoSuchProjectError
 from uv import find_uv_bin
 
 from builder.cache import file_sha256, find_wheel, not_writable
-from builder.download import explain, without_credentials
+from builder.download import project_page, without_credentials
 from builder.errors import IntegrityError, LockError, UnreachableError, UsageError
 from builder.facts import BaseFact
 from builder.fetch import fetch_artefact
 from builder.files import canonical_json, sha256_hex, write_atomic
-from builder.index import TIMEOUT, NoRangesError, RemoteWheel, fetch_metadata, session
+from builder.index import NoRangesError, RemoteWheel, fetch_metadata, session
 from builder.lock import Artefact
 from builder.members import Members, Opened
 from builder.remote import RangedFile
@@ -336,25 +335,12 @@ class Index:
         return None
 
     def _page(self, name: str) -> list[DistributionPackage]:
-        if name in self._pages:
-            return self._pages[name]
-        endpoint = without_credentials(self._settings.index) if self._settings.index else None
-        because = ""
-        try:
-            with PyPISimple(session=session(self._settings), **({"endpoint": endpoint} if endpoint else {})) as site:
-                self._pages[name] = site.get_project_page(name, timeout=TIMEOUT).packages
-            return self._pages[name]
-        except NoSuchProjectError:
-            raise UsageError(f"the index has no package `{name}`") from None
-        except (UnsupportedContentTypeError, requests.exceptions.JSONDecodeError):
-            because = f"what it answers is no page of `{name}`"
-        except (requests.RequestException, ValueError) as error:
-            because = explain(error, urlsplit(endpoint or "").netloc or "the index")
-        raise UnreachableError(
-            f"the index does not tell the releases of `{name}`",
-            because=because,
-            hint="see that the index answers; another is named with `--index default=URL` or `BUILDER_INDEX`",
-        )
+        if name not in self._pages:
+            try:
+                self._pages[name] = project_page(name, self._settings)
+            except NoSuchProjectError:
+                raise UsageError(f"the index has no package `{name}`") from None
+        return self._pages[name]
 
     def _no_release(self, name: str, version: Version) -> UsageError:
         known = sorted({found for package in self._pages[name] if (found := _version(package))})

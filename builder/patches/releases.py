@@ -11,22 +11,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import urlsplit
 
 import requests
 from packaging.utils import InvalidWheelFilename, canonicalize_version, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 from pydantic import ValidationError
-from pypi_simple import DistributionPackage, NoSuchProjectError, PyPISimple, UnsupportedContentTypeError
+from pypi_simple import DistributionPackage, NoSuchProjectError
 
 from builder.cache import find_wheel, not_writable
 from builder.display import note
-from builder.download import explain, without_credentials
+from builder.download import no_releases, project_page, without_credentials
 from builder.errors import IntegrityError, UnreachableError, UsageError
 from builder.facts import layer_of
 from builder.fetch import Bars, Fetcher, Missing, Try, fetch_artefact
 from builder.files import canonical_json, sha256_hex, write_atomic
-from builder.index import TIMEOUT, NoRangesError, session
+from builder.index import NoRangesError, session
 from builder.lock import Artefact
 from builder.remote import PartialWheel, RangedFile, open_local
 from builder.settings import Settings
@@ -179,24 +178,11 @@ class Releases:
 
     def _page(self, name: str) -> list[DistributionPackage]:
         """The files of a package on the default index."""
-        endpoint = without_credentials(self._settings.index) if self._settings.index else None
-        named = {"endpoint": endpoint} if endpoint else {}
-        because = ""
         try:
-            with PyPISimple(session=session(self._settings), **named) as site:
-                self._pages[name] = site.get_project_page(name, timeout=TIMEOUT).packages
-            return self._pages[name]
+            self._pages[name] = project_page(name, self._settings)
         except NoSuchProjectError:
-            because = f"it has no page of `{name}`"
-        except (UnsupportedContentTypeError, requests.exceptions.JSONDecodeError):
-            because = f"what it answers is no page of `{name}`"
-        except (requests.RequestException, ValueError) as error:
-            because = explain(error, urlsplit(endpoint or "").netloc or "the index")
-        raise UnreachableError(
-            f"the index does not tell the releases of `{name}`",
-            because=because,
-            hint="see that the index answers; another is named with `--index default=URL` or `BUILDER_INDEX`",
-        )
+            raise no_releases(name, f"it has no page of `{name}`") from None
+        return self._pages[name]
 
 
 def _artefact(name: str, version: Version, file: str, sha256: str, size: int | None) -> Artefact:
