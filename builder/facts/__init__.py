@@ -14,77 +14,116 @@ from typing import Any, TypeVar
 from packaging.utils import canonicalize_name
 from pydantic import create_model
 
+from builder.facts.base import Fact
+from builder.facts.devices import (
+    ArchRunFact,
+    CompatFact,
+    CudaFact,
+    CudaMajorFact,
+    DriverFact,
+    DriverMajorFact,
+    GpuFact,
+    KernelFact,
+    LoaderFact,
+    PtxFact,
+    TargetFact,
+    TorchFact,
+    TritonFact,
+)
 from builder.facts.models import (
     BaseFact,
     BytecodeFact,
     CacheFact,
-    CompiledFact,
     ContentFact,
-    CostFact,
     CubinFact,
-    CudaFact,
-    CudaMajorFact,
     DistributionFact,
     EngineFact,
-    Fact,
-    GpuFact,
-    ImportPackageFact,
-    IncompatibleFact,
-    KernelFact,
     KnownContent,
-    LaunchFact,
     LayerFact,
     OsLibraryFact,
     OsPackageFact,
     PatchedFact,
+    PlatformFact,
     ProviderFact,
-    ShadowFact,
     SiteFact,
+    ToolFact,
+    TransferFact,
+    UnpackedFact,
+    VariantFact,
+)
+from builder.facts.reportmodels import GpuNameFact
+from builder.facts.together import (
+    CompiledFact,
+    CostFact,
+    CoupledFact,
+    ImportPackageFact,
+    IncompatibleFact,
+    LaunchFact,
+    RenamedFact,
+    RuntimeCheckFact,
+    ShadowFact,
+    StringAbiFact,
     TogetherFact,
     TorchBuildFact,
-    TorchFact,
-    TritonFact,
-    UnpackedFact,
+    VendorBuildFact,
 )
 from builder.fields import Model, json_schema
 from builder.validate import validate
 from builder.yamlsource import parse_source
 
 __all__ = [
+    "ArchRunFact",
     "BaseFact",
     "BytecodeFact",
     "CacheFact",
+    "CompatFact",
     "CompiledFact",
     "ContentFact",
     "CostFact",
+    "CoupledFact",
     "CubinFact",
     "CudaFact",
     "CudaMajorFact",
     "DistributionFact",
+    "DriverFact",
+    "DriverMajorFact",
     "EngineFact",
     "Fact",
     "GpuFact",
+    "GpuNameFact",
     "ImportPackageFact",
     "IncompatibleFact",
     "KernelFact",
     "KnownContent",
     "LaunchFact",
     "LayerFact",
+    "LoaderFact",
     "OsLibraryFact",
     "OsPackageFact",
     "PatchedFact",
+    "PlatformFact",
     "ProviderFact",
+    "PtxFact",
+    "RenamedFact",
+    "RuntimeCheckFact",
     "ShadowFact",
     "SiteFact",
+    "StringAbiFact",
+    "TargetFact",
     "TogetherFact",
+    "ToolFact",
     "TorchBuildFact",
     "TorchFact",
+    "TransferFact",
     "TritonFact",
     "UnpackedFact",
+    "VariantFact",
+    "VendorBuildFact",
     "layer_of",
     "load_facts",
     "load_named",
     "parse_facts",
+    "resolver_glibc",
     "schema_text",
 ]
 
@@ -137,6 +176,13 @@ def layer_of(distribution: str) -> str:
     name = canonicalize_name(distribution)
     exact, prefixes = _layers()
     return exact.get(name) or next(layer for prefix, layer in prefixes if name.startswith(prefix))
+
+
+def resolver_glibc(minor: int) -> int:
+    """The newest C library that uv can be told to resolve for and that is not newer than glibc 2.``minor``."""
+    facts: tuple[PlatformFact, ...] = load_facts(PlatformFact)
+    (known,) = (fact.glibc for fact in facts if fact.resolver == "uv")
+    return max((each for each in known if each <= minor), default=known[0])
 
 
 def schema_text() -> str:

@@ -1,19 +1,30 @@
 """The shapes of the facts: one model a file, each fact with its source.
 
-To add a file `facts/NAME.yaml`: a subclass of `Fact` with ``file = "NAME"`` here; its entries go under ``facts:``.
+To add a file `facts/NAME.yaml`: a subclass of `Fact` with ``file = "NAME"`` here, in `devices` or in `together`; its
+entries go under ``facts:``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from builder.facts.base import (
+    BaseName,
+    Fact,
+    LayerName,
+    MemberGlob,
+    MemberPath,
+    Pattern,
+    SiteId,
+    Soname,
+    SonamePattern,
+    VersionFamily,
+)
 from builder.fields import (
-    Capability,
     Codename,
-    CudaVersion,
     Date,
     EnvName,
     Form,
@@ -23,76 +34,9 @@ from builder.fields import (
     PackageName,
     Pin,
     Prose,
-    Requirement,
     Sha256,
     Version,
 )
-
-Pattern = Annotated[
-    str, Form("a package name or pattern", r"[a-z0-9][a-z0-9-]*\*?|\*", "as in nvidia-* or torch", max_length=100)
-]
-NvccArch = Annotated[str, Form("an nvcc architecture", r"[1-9][0-9]{1,2}[af]?", "as in 120a")]
-FlashinferArch = Annotated[str, Form("a flashinfer architecture", r"[1-9][0-9]?\.[0-9][af]?", "as in 12.0a")]
-MinorVersion = Annotated[str, Form("a CUDA version", r"1[0-9](\.[0-9]{1,2})?", "as in 13.0, or 12 for every 12.x")]
-SiteId = Annotated[str, Form("a patch site", r"[A-Z][0-9]{1,2}[a-z]?", "as in S1 or S4b")]
-LayerName = Annotated[str, Form("a layer's name", r"[a-z]{2,20}", "a-z")]
-
-
-class Fact(Model):
-    """Base of every fact. ``file`` is the name of the YAML file, without its ending."""
-
-    file: ClassVar[str]
-    models: ClassVar[dict[str, type[Fact]]] = {}
-
-    source: Prose
-    """where the knowledge comes from: a URL, a section of the project's notes, a measurement with its date"""
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: object) -> None:
-        """Register the model under its file's name."""
-        super().__pydantic_init_subclass__(**kwargs)
-        if "file" in cls.__dict__:
-            Fact.models[cls.file] = cls
-
-
-class GpuFact(Fact):
-    """A compute capability and how the tools call it."""
-
-    file = "gpus"
-
-    capability: Capability
-    """the compute capability, as in 12.0"""
-    names: Annotated[tuple[Prose, ...], NotEmpty()]
-    """devices that have it, some of them"""
-    nvcc_arch: NvccArch
-    """what nvcc calls it, with the suffix that its own instructions need: sm_NVCC_ARCH"""
-    flashinfer_arch: FlashinferArch
-    """what FLASHINFER_CUDA_ARCH_LIST calls it"""
-    minimum_cuda: CudaVersion
-    """the first CUDA release whose nvcc compiles for nvcc_arch"""
-
-
-class CudaFact(Fact):
-    """What the wheels of a CUDA release can do."""
-
-    file = "cuda"
-
-    version: MinorVersion
-    """the release: 13.0, or 12 for every 12.x"""
-    jit: bool
-    """whether the wheels hold a compiler"""
-    compiler: tuple[PackageName, ...] = ()
-    """the wheels the compiler consists of, each of which has to be named"""
-    lockstep: tuple[PackageName, ...] = ()
-    """those of them whose versions have to be equal"""
-    incoherent: Prose | None = None
-    """what parts of two releases were seen to do"""
-    because: Prose
-    """what it means for an image"""
-
-    def covers(self, minor: str) -> bool:
-        """Whether this fact is about the release ``minor`` (`13.0`)."""
-        return self.version in (minor, minor.split(".")[0])
 
 
 class LayerFact(Fact):
@@ -108,32 +52,6 @@ class LayerFact(Fact):
     """the distributions in it; a name beats a pattern, a longer pattern a shorter one; * is everything else"""
     reason: Prose
     """why it is a layer of its own"""
-
-
-class TorchFact(Fact):
-    """The CUDA release of a torch wheel on the default index."""
-
-    file = "torch"
-
-    versions: Pin
-    """the torch releases, as a range"""
-    cuda: CudaVersion
-    """the CUDA release whose libraries it requires"""
-
-
-class KernelFact(Fact):
-    """The kernel package that sglang releases require, or a CUDA major that a kernel wheel needs."""
-
-    file = "kernels"
-
-    package: PackageName
-    """sgl-kernel or sglang-kernel"""
-    versions: Pin
-    """its releases, as a range"""
-    sglang: Pin | None = None
-    """the sglang releases that require the package"""
-    cuda_major: int = Field(ge=11, le=20)
-    """the CUDA major its wheels on the default index are linked to"""
 
 
 class CubinFact(Fact):
@@ -203,6 +121,19 @@ class EngineFact(Fact):
     """what they do"""
 
 
+class ToolFact(Fact):
+    """The oldest release of a part of Docker that images can be built with."""
+
+    file = "tools"
+
+    tool: Literal["engine", "buildx"]
+    """the part"""
+    minimum: Version
+    """its oldest release"""
+    because: Prose
+    """what an older one lacks, or what needs it"""
+
+
 class CacheFact(Fact):
     """A cache that a server fills, and the variable that says where it lies."""
 
@@ -214,101 +145,6 @@ class CacheFact(Fact):
     """its folder below the image's cache folder"""
     what: Prose
     """what is in it"""
-
-
-class CompiledFact(Fact):
-    """What a release compiles when it runs, and has no other code for."""
-
-    file = "compiled"
-
-    package: PackageName
-    """the package"""
-    versions: Pin
-    """its releases, as a range"""
-    what: Prose
-    """what it compiles"""
-
-
-class CudaMajorFact(Fact):
-    """Which CUDA major a distribution's files belong to: by the end of its name, or by name and version."""
-
-    file = "cuda-majors"
-
-    suffixes: tuple[Annotated[str, Form("a suffix", r"-[a-z0-9]{1,20}", "as in -cu13")], ...] = ()
-    """ends of names"""
-    packages: tuple[PackageName, ...] = ()
-    """names"""
-    versions: Pin | None = None
-    """the releases, as a range; every one unless it is given"""
-    major: int | Literal["version", "both"]
-    """the major; version: the first number of the version; both: none, it is there for several on purpose"""
-
-
-class ImportPackageFact(Fact):
-    """An import package that several distributions install."""
-
-    file = "import-packages"
-
-    package: Annotated[str, Form("an import package", r"[A-Za-z_]\w*", "as in sgl_kernel", max_length=100)]
-    """the import package"""
-    distributions: Annotated[tuple[Requirement, ...], NotEmpty()]
-    """who installs it, where need be with the releases that do"""
-    hint: Prose
-    """which one to keep"""
-
-
-class TorchBuildFact(Fact):
-    """Which torch the compiled code in a release fits."""
-
-    file = "torch-builds"
-
-    package: PackageName
-    """the package"""
-    versions: Pin
-    """its releases, as a range"""
-    torch: Pin | None = None
-    """the torch that it was built for, or was seen to work with"""
-    because: Prose | None = None
-    """why it is that torch"""
-    broken: Mapping[Pin, Prose] = Field(default_factory=dict)
-    """the torch that was seen to lack what it needs, and what that is"""
-    effect: Literal["fails", "degrades"] = "fails"
-    """degrades: the package notices and goes on without its compiled operators"""
-
-
-class TogetherFact(Fact):
-    """What is known about releases when all of them are in one stack."""
-
-    together: Annotated[tuple[Requirement, ...], NotEmpty()]
-    """the releases, as in torch==2.9.1"""
-    gpus: tuple[Capability, ...] = ()
-    """the compute capabilities it is about; every one unless given"""
-    jit: Literal["nvcc", "none"] | None = None
-    """the kind of image it is about; both unless given"""
-    because: Prose
-    """what happens"""
-    hint: Prose
-    """what to do"""
-
-
-class IncompatibleFact(TogetherFact):
-    """Releases that do not work together."""
-
-    file = "incompatible"
-
-    confidence: Literal["proven", "likely"]
-    """proven: seen to fail"""
-    accepted_by: EnvName | None = None
-    """the environment variable by which a matrix says that it knows"""
-
-
-class CostFact(TogetherFact):
-    """Releases that work together and cost something."""
-
-    file = "costs"
-
-    severity: Literal["warning", "note"]
-    """how much it matters"""
 
 
 class OsLibraryFact(Fact):
@@ -326,19 +162,6 @@ class OsLibraryFact(Fact):
     """the OS packages that have it, one of which is enough"""
 
 
-class TritonFact(Fact):
-    """The assembler in triton's wheels."""
-
-    file = "triton"
-
-    versions: Pin
-    """the triton releases, as a range"""
-    ptxas: CudaVersion
-    """the CUDA release of its newest ptxas"""
-    lacks: Annotated[tuple[Capability, ...], NotEmpty()]
-    """the compute capabilities it cannot assemble for"""
-
-
 class UnpackedFact(Fact):
     """What the wheels of a stack became when they were installed. Sizes in bytes."""
 
@@ -352,6 +175,21 @@ class UnpackedFact(Fact):
     """the sum of the files' sizes: what an image's size says"""
     disk: int = Field(gt=0)
     """the blocks that the files take on a disk"""
+
+
+class TransferFact(Fact):
+    """What a layer of an image became when it was packed for a registry, by gzip."""
+
+    file = "transfer"
+
+    layer: LayerName
+    """the layer: a layer of wheels, os, python, compiled or proof"""
+    amount: int = Field(gt=0)
+    """what its size follows: its wheels' bytes; of os its packages, of compiled its targets, of python and proof 1"""
+    compressed: int = Field(gt=0)
+    """its bytes as it is pushed and pulled"""
+    size: int | None = Field(None, gt=0)
+    """its bytes in the image; of os alone: what wheels become is in unpacked.yaml"""
 
 
 class KnownContent(Model):
@@ -427,49 +265,15 @@ class SiteFact(Fact):
         return self
 
 
-Flag = Annotated[
-    str,
-    Form("a flag of the server", r"--[a-z][a-z0-9-]*( [\w./-]+)?", "as in --attention-backend triton", max_length=100),
-]
-PatchChoice = Literal["sm120", "sm120.symm_mem", "sm120.allreduce_fusion", "eagle3", "eagle3.multimodal"]
+class BaseMachine(Model):
+    """What an operating system release brings on another machine than x86_64, where that differs."""
 
-
-class LaunchFact(TogetherFact):
-    """What a flag does when a server of this stack is launched: a matrix has no flags, whoever launches it has."""
-
-    file = "launch"
-
-    flag: Flag
-    """the flag, with its value where that is what matters"""
-    patches: PatchChoice | None = None
-    """the patch set, or its option, that a matrix has to ask for; without it every matrix"""
-    variable: EnvName | None = None
-    """what has to be 1 in the environment for the flag to do what it is about: an image that has it says so itself"""
-
-
-class ShadowFact(Fact):
-    """A distribution whose compiled code is loaded instead of what a patch changes."""
-
-    file = "shadows"
-
-    package: PackageName
-    """the distribution"""
-    patched: Requirement
-    """the releases whose patch it hides"""
-    set: Literal["sm120", "eagle3"]
-    """the patch set"""
-    sites: Annotated[tuple[SiteId, ...], NotEmpty()]
-    """its sites that have no effect then"""
-    confidence: Literal["proven", "likely"]
-    """proven: read in these releases; likely: they need not have the site"""
-    because: Prose
-    """what happens"""
-
-
-Soname = Annotated[str, Form("a library", r"[A-Za-z0-9_.+-]+\.so(\.[0-9]+)*", "as in libnuma.so.1", max_length=100)]
-SonamePattern = Annotated[str, Form("a library or pattern", r"[A-Za-z0-9_.+*-]+\.so[.0-9*]*", "as in libnvrtc.so.*")]
-MemberPath = Annotated[str, Form("a file in site-packages", r"[A-Za-z_][\w./+-]*\.so", "as in torch/lib/libc10.so")]
-VersionFamily = Annotated[str, Form("a family of symbol versions", r"[A-Z]{2,10}", "as in GLIBC")]
+    versions: Mapping[VersionFamily, Version]
+    """the newest symbol version of each family"""
+    libraries: Annotated[tuple[Soname, ...], NotEmpty()]
+    """libraries that are always there"""
+    source: Prose
+    """where that is from"""
 
 
 class BaseFact(Fact):
@@ -478,9 +282,9 @@ class BaseFact(Fact):
     file = "bases"
 
     distribution: Prose
-    """debian or ubuntu"""
-    release: Codename
-    """the code name"""
+    """debian, ubuntu, or rhel with what is built from it"""
+    release: BaseName
+    """the code name, or what people write for it"""
     title: Prose
     """what people call it"""
     versions: Mapping[VersionFamily, Version]
@@ -489,6 +293,17 @@ class BaseFact(Fact):
     """libraries that are always there"""
     packages: Mapping[Soname, OsPackage]
     """further libraries, and the OS package of this release that has each"""
+    machines: Mapping[Literal["aarch64"], BaseMachine] = Field(default_factory=dict)
+    """other machines than x86_64"""
+
+    def on(self, machine: str) -> BaseFact | None:
+        """The base as it is on a machine; None where that is not known."""
+        if machine == "x86_64":
+            return self
+        other = next((found for name, found in self.machines.items() if name == machine), None)
+        if other is None:
+            return None
+        return self.model_copy(update={"versions": other.versions, "libraries": other.libraries})
 
 
 class ProviderFact(Fact):
@@ -508,70 +323,44 @@ class ProviderFact(Fact):
     """distributions that never define a name of this package"""
     names: Mapping[SonamePattern, Prose] = Field(default_factory=dict)
     """their libraries, and a regular expression for the names that each defines"""
+    libraries: tuple[SonamePattern, ...] = ()
+    """libraries that are this package's by their name: no operating system has them under it"""
 
 
-DeviceWord = Annotated[
-    str, Form("a device", r"[1-9][0-9]?(\.[0-9])?", "a compute capability as in 9.0, or 9 for every 9.x", max_length=5)
-]
-PtxIsa = Annotated[str, Form("a version of PTX", r"[1-9]\.[0-9]", "as in 9.0")]
-DriverVersion = Annotated[
-    str, Form("a driver's version", r"[1-9][0-9]{2}(\.[0-9]{1,3}){1,2}", "as in 580.159.04, quoted")
-]
+class VariantFact(Fact):
+    """A package with a file for each CUDA or torch, which opens the one of the torch beside it and no other."""
 
+    file = "variants"
 
-class LoaderFact(Fact):
-    """What a package does with one of its compiled files, on which devices: what its own code and sglang's say."""
-
-    file = "loaders"
-
-    releases: Annotated[tuple[Requirement, ...], NotEmpty()]
-    """the releases that have it, by distribution"""
+    distribution: PackageName
+    """the package"""
+    versions: Pin
+    """its releases, as a range"""
     path: Annotated[
         str,
-        Form("a file in a wheel", r"[A-Za-z_][\w./-]*\.so[\w.]*", "as in sgl_kernel/flash_ops.abi3.so", max_length=200),
+        Form(
+            "a file in site-packages with {cuda} or {torch}",
+            r"[A-Za-z_][\w./+-]*\{(cuda|torch)\}[\w.*+-]*\.so",
+            "as in x/liba_cuda{cuda}.so",
+        ),
     ]
-    """the file, as the wheel has it"""
-    devices: tuple[DeviceWord, ...] | None = None
-    """where it is loaded: none of them means nowhere; without it everywhere"""
-    except_devices: tuple[DeviceWord, ...] = ()
-    """where it is not loaded, in place of devices"""
-    only_for: Prose | None = None
-    """what asks for it, where a server does without as a rule"""
-    otherwise: Prose
-    """what it means where it is not loaded, or has no code for the device"""
-
-    @model_validator(mode="after")
-    def _one_of_them(self) -> LoaderFact:
-        if self.devices is not None and self.except_devices:
-            raise ValueError("`devices` and `except_devices` are two ways of saying one thing")
-        return self
+    """the files, relative to site-packages, with {cuda} where each has its CUDA (130 for 13.0), or {torch} (29 for 2.9)"""
+    near: bool = False
+    """whether another release of the same major is taken where the very one is not there: the nearest before, else after"""
+    required: bool = True
+    """whether the package needs the file that it would open"""
+    elsewhere: tuple[MemberGlob, ...] = ()
+    """files for other devices, which it does not open beside a torch for CUDA"""
+    without: Prose
+    """what follows where the file to open is not there"""
 
 
-class PtxFact(Fact):
-    """The newest PTX that a driver compiles."""
+class PlatformFact(Fact):
+    """The C libraries that a resolver can be told to resolve for."""
 
-    file = "ptx"
+    file = "platforms"
 
-    isa: PtxIsa
-    """the version of PTX"""
-    cuda: CudaVersion
-    """the CUDA release that came with it, which such a driver names (`CUDA Version` of nvidia-smi)"""
-    driver: int = Field(ge=400, le=999)
-    """the driver branch: the first number of its version"""
-
-
-class ArchRunFact(Fact):
-    """A compute capability for which the rules on GPU images were run on a device."""
-
-    file = "arch-runs"
-
-    capability: Capability
-    """the compute capability"""
-    device: Prose
-    """the device"""
-    driver: DriverVersion
-    """its driver"""
-    cases: int = Field(gt=0)
-    """how many images were loaded or refused as the rules say; none did otherwise"""
-    date: Date
-    """when"""
+    resolver: Prose
+    """the resolver"""
+    glibc: Annotated[tuple[int, ...], NotEmpty()]
+    """minor versions of glibc 2, the oldest first: a newer C library takes the wheels of an older one"""
