@@ -10,7 +10,7 @@ from builder import arch
 from builder.arch import Coverage, Loading, Pair, dotted
 from builder.errors import ExitCode
 from builder.facts import GpuFact, load_facts
-from builder.facts.models import ArchRunFact, PtxFact
+from builder.facts.devices import ArchRunFact, PtxFact
 from builder.fatbin import Container
 from builder.findings import Finding, Severity, exit_code, sort_findings
 from builder.patches.listing import cost, cost_json
@@ -88,7 +88,7 @@ def evaluate(libraries: Sequence[Library], question: Asked) -> list[Finding]:
         for (loaded, coverage), together in groups.items():
             found += _said(library, loaded, coverage, together, question)
     if question.gpus and any(library.containers for library in libraries):
-        found += _evidence(question.gpus)
+        found += [told] if (told := run_only(question.gpus)) is not None else []
     return sort_findings(found)
 
 
@@ -156,20 +156,21 @@ def _newer_driver(isa: Pair) -> str:
     return f"PTX {dotted(isa)} needs a driver for CUDA {rows[0].cuda} or newer (branch {rows[0].driver})"
 
 
-def _evidence(gpus: Sequence[Pair]) -> Iterator[Finding]:
-    """On which of the devices the rules are what is documented, and not what was run."""
+def run_only(gpus: Sequence[Pair]) -> Finding | None:
+    """On which of the devices the rules are what is documented, and not what was run; None where they were run on all."""
     runs = {arch.pair(fact.capability): fact for fact in load_facts(ArchRunFact)}
     others = [dotted(gpu) for gpu in gpus if gpu not in runs]
-    if others:
-        ran = "; ".join(f"{fact.cases} cases on an {fact.device}, driver {fact.driver}" for fact in runs.values())
-        yield Finding(
-            rule="arch-not-run",
-            severity=Severity.NOTE,
-            subject=", ".join(others),
-            message=f"what runs on {', '.join(others)} is told by NVIDIA's documented rules, not by a run",
-            because=f"they were run for {', '.join(dotted(gpu) for gpu in runs)} only: {ran}",
-            source="CUDA programming guide, Binary Compatibility; facts/abi.md section C",
-        )
+    if not others:
+        return None
+    ran = "; ".join(f"{fact.cases} cases on an {fact.device}, driver {fact.driver}" for fact in runs.values())
+    return Finding(
+        rule="arch-not-run",
+        severity=Severity.NOTE,
+        subject=", ".join(others),
+        message=f"what runs on {', '.join(others)} is told by NVIDIA's documented rules, not by a run",
+        because=f"they were run for {', '.join(dotted(gpu) for gpu in runs)} only: {ran}",
+        source="CUDA programming guide, Binary Compatibility; facts/abi.md section C",
+    )
 
 
 def evidence_of(device: Pair) -> str:
@@ -292,7 +293,12 @@ def _verdicts(report: Report) -> Iterator[str]:
     for gpu in map(dotted, report.asked.gpus):
         errors = [finding for finding in report.findings if finding.severity is Severity.ERROR]
         lacking = [error.subject for error in errors if _about(error, gpu)]
-        said = f"not covered by {', '.join(lacking)}" if lacking else "covered by every file that is loaded there"
+        if lacking:
+            said = f"not covered by {', '.join(lacking)}"
+        elif any(library.containers for library in report.libraries):
+            said = "covered by every file that is loaded there"
+        else:
+            said = "nothing to cover: no file that was looked at has GPU code"
         yield f"{gpu}, {names.get(gpu, 'no device known')}: {said}"
 
 

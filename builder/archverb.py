@@ -20,21 +20,22 @@ from builder.archreport import Asked, Library, Report, evaluate
 from builder.cache import not_writable
 from builder.errors import UsageError
 from builder.facts import GpuFact, load_facts
-from builder.facts.models import LoaderFact, PtxFact
-from builder.fatbin import Container, FatbinError, Image, scan_file, scan_stream
+from builder.facts.devices import LoaderFact, PtxFact
+from builder.fatbin import Container, FatbinError, Image, scan_file
+from builder.fatbin_stream import scan_stream
 from builder.fetch import Bars
 from builder.files import canonical_json, write_atomic
 from builder.patches.releases import Traffic
 from builder.settings import Settings
+from builder.smoke.tree import is_shared_object
 from builder.streaming import StreamedReleases, StreamedWheel, open_file
+from builder.tags import machine_of
 
 SCHEMA = 1
 """Of what is kept of a shared object that was looked at."""
 
 LARGE = 4_000_000
 """Bytes of a member from which on its progress is shown."""
-
-_LIBRARY = re.compile(r"\.so(\.[0-9]+)*$")
 
 
 # --- what is asked ----------------------------------------------------------------------------------------------------
@@ -89,13 +90,13 @@ def loadings(distribution: str, version: str) -> list[Loading]:
 # --- looking ----------------------------------------------------------------------------------------------------------
 
 
-def look(subjects: Sequence[str], question: Asked, settings: Settings) -> Report:
-    """Look at every shared object of files, wheels and releases (`name==version`).
+def look(subjects: Sequence[str], question: Asked, settings: Settings, platform: str = "linux/amd64") -> Report:
+    """Look at every shared object of files, wheels and releases (`name==version`; their wheels are those for ``platform``).
 
     Raises `UsageError` for a subject that is none of these, `UnreachableError` and `IntegrityError` as the wheels do.
     """
     began = time.monotonic()
-    releases = StreamedReleases(settings)
+    releases = StreamedReleases(settings, machine_of(platform))
     libraries: list[Library] = []
     local = 0
     for subject in subjects:
@@ -108,7 +109,7 @@ def look(subjects: Sequence[str], question: Asked, settings: Settings) -> Report
             continue
         else:
             wheel = releases.release(*_release(subject))
-        libraries += _wheel(wheel, settings)
+        libraries += wheel_libraries(wheel, settings)
     traffic = releases.traffic
     traffic = Traffic(traffic.bytes_read, traffic.bytes_total + local, traffic.requests)
     found = tuple(libraries)
@@ -124,7 +125,7 @@ def _requirement(subject: str) -> Requirement | None:
 
 def _release(subject: str) -> tuple[str, str]:
     found = _requirement(subject)
-    if found is None or "/" in subject or _LIBRARY.search(subject):
+    if found is None or "/" in subject or is_shared_object(subject):
         raise UsageError(
             f"there is no file `{subject}`", hint="FILE.so, FILE.whl, or a release as in `sgl-kernel==0.3.21`"
         )
@@ -144,20 +145,28 @@ def _file(path: Path) -> Library:
     return Library(str(path), "", "", "", "", containers, EVERYWHERE)
 
 
-def _wheel(wheel: StreamedWheel, settings: Settings) -> Iterator[Library]:
+def wheel_libraries(wheel: StreamedWheel, settings: Settings) -> Iterator[Library]:
+    """Every shared object of a wheel, one after the other as they are read. Raises as the wheel does."""
     known = {loading.file: loading for loading in loadings(wheel.name, wheel.version)}
-    for member in (name for name in wheel.entries if _LIBRARY.search(name)):
+    for member in (name for name in wheel.entries if is_shared_object(name)):
         entry = wheel.entries[member]
-        containers, error = _member(wheel, member, settings)
+        containers, error = member_containers(wheel, member, settings)
         loading = known.get(member, EVERYWHERE)
         yield Library(member, wheel.path.name, wheel.name, wheel.version, entry.digest, containers, loading, error)
 
 
-def _member(wheel: StreamedWheel, member: str, settings: Settings) -> tuple[tuple[Container, ...], str]:
-    """The containers of a member, from the cache if it was looked at before; or why it cannot be read."""
-    kept = _kept_path(settings, wheel.entries[member].digest)
+def kept_containers(digest: str, settings: Settings) -> tuple[Container, ...] | None:
+    """The containers of a shared object with this digest in RECORD, if it was looked at before."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, IndexError):
-        return _from_json(json.loads(kept.read_bytes())), ""
+        return _from_json(json.loads(_kept_path(settings, digest).read_bytes()))
+    return None
+
+
+def member_containers(wheel: StreamedWheel, member: str, settings: Settings) -> tuple[tuple[Container, ...], str]:
+    """The containers of a member, from the cache if it was looked at before; or why it cannot be read."""
+    if (found := kept_containers(wheel.entries[member].digest, settings)) is not None:
+        return found, ""
+    kept = _kept_path(settings, wheel.entries[member].digest)
     with _progress(wheel, member) as report:
         pieces = wheel.stream(member, report)
         try:

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 
-from builder.display import note
 from builder.errors import BuilderError, BuildError, UsageError
 from builder.files import sha256_hex
 from builder.settings import Settings
@@ -26,6 +25,13 @@ CHUNK = 1024 * 1024
 
 WAIT = 0.2
 """Seconds between two looks whether another builder is done with a file."""
+
+
+def note(text: str) -> None:
+    """Say something to whoever waits; the display takes a while to import, and as a rule nothing is said."""
+    from builder.display import note as shown
+
+    shown(text)
 
 
 def wheel_path(settings: Settings, sha256: str, file: str) -> Path:

@@ -17,7 +17,8 @@ import sys
 import zlib
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 MAX_INFLATED = 64 << 20
 """Bytes that the end of a stream may inflate to: deflate can make a thousand of one."""
@@ -27,17 +28,22 @@ MAX_STARTS = 16
 
 _WINDOW, _TRIAL = 32768, 65536
 _ZEROS, _ONES = bytes(_WINDOW), b"\xff" * _WINDOW
+_LOW, _HIGH = bytes(range(256)) * (_WINDOW // 256), b"".join(bytes([place]) * 256 for place in range(_WINDOW // 256))
 # Bytes looked at together, and what a block's description has at most: 14 bits, 19 lengths, 316 codes of 7 + 7 bits.
 _CHUNK, _DESCRIPTION = 8192, 600
 # Shorter ones are not worth it, and zeros before 0xFF look like an empty one.
 _LEAST_STORED = 256
-# After the first bit (last block), bits are 01 for type 2; then HLIT and HDIST, five bits each, at most 29 both.
+# After the first bit (last block), bits are 01 for type 2; then HLIT and HDIST, five bits each, at most 29 both, and HCLEN,
+# four bits, of which the last is in a third byte. It is at least 8 in what a compressor writes: the end of a block comes once
+# in it, so that its code is long, and lengths of codes from 11 on stand far back. Without it twice as many would be looked at.
 _STARTS = tuple(
     re.compile(
         b"["
         + b"".join(re.escape(bytes([lengths << 3 | 4 | last])) for lengths in range(30))
         + b"](?=["
         + b"".join(re.escape(bytes([rest << 5 | distances])) for distances in range(30) for rest in range(8))
+        + b"]["
+        + b"".join(re.escape(bytes([odd])) for odd in range(1, 256, 2))
         + b"])",
         re.DOTALL,
     )
@@ -89,16 +95,33 @@ class Prefix:
 class Tail:
     """The end of what a stream inflates to. ``unknown`` has a byte for each of ``data``, not zero where it is not known.
 
-    ``start`` is the bit of the compressed bytes from which on it was decoded.
+    ``start`` is the bit of the compressed bytes from which on it was decoded, ``packed`` the stream that it was.
     """
 
     data: bytes
     unknown: bytes
     start: int
+    packed: bytes = field(repr=False, compare=False)
 
     def known(self, start: int, end: int) -> bool:
         """Whether the bytes from ``start`` to ``end`` are certain."""
         return not self.unknown[start:end].strip(b"\0")
+
+    def origins(self, start: int, end: int) -> list[int | None]:
+        """For each byte from ``start`` to ``end`` None if it is certain, else the place that it was copied from.
+
+        That is one of the 32 KiB before `start`, from 0 on; bytes that were copied from one place are alike.
+        """
+        low, high = self._traces
+        parts = zip(self.unknown[start:end], low[start:end], high[start:end], strict=True)
+        return [low_ | high_ << 8 if unknown else None for unknown, low_, high_ in parts]
+
+    @cached_property
+    def _traces(self) -> tuple[bytes, bytes]:
+        """What comes out where each of the bytes before it is its own place: the lower and the higher half of it."""
+        low, high = (_inflate(self.packed, window, len(self.data)) for window in (_LOW, _HIGH))
+        assert low is not None and high is not None
+        return low, high
 
 
 def recover_tail(stream: bytes, stop: int | None = None, limit: int = MAX_INFLATED) -> Tail | None:
@@ -126,7 +149,7 @@ def recover_tail(stream: bytes, stop: int | None = None, limit: int = MAX_INFLAT
             if first is not None:
                 second = _inflate(rest, _ONES, limit)
                 assert second is not None and len(second) == len(first)
-                return Tail(first, _differences(first, second), bit)
+                return Tail(first, _differences(first, second), bit, rest)
             chances -= 1
             if not chances:
                 return None
@@ -189,7 +212,7 @@ def _starts(stream: bytes, stop: int, last: int) -> Iterator[tuple[int, bool]]:
         found = [] if last else [(8 * place, True) for place in _stored(stream, at, end)]
         for shift in range(8):
             shifted = (number >> shift).to_bytes(len(part), "little")
-            for match in pattern.finditer(shifted, 0, end + 1):
+            for match in pattern.finditer(shifted, 0, end + 2):
                 place = match.start()
                 if place >= end:
                     break

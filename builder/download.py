@@ -5,6 +5,7 @@ What goes wrong is told in words of our own: those of the libraries quote whole 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import re
@@ -19,7 +20,6 @@ from urllib.parse import urlsplit
 
 import requests
 from pypi_simple import DistributionPackage, PyPISimple, UnsupportedContentTypeError
-from requests.adapters import HTTPAdapter
 from urllib3.exceptions import (
     HTTPError,
     IncompleteRead,
@@ -33,7 +33,7 @@ from builder.cache import CHUNK, Stopped
 from builder.errors import UnreachableError
 from builder.files import pretty_size
 from builder.index import TIMEOUT as PAGE_TIMEOUT
-from builder.index import session
+from builder.index import Adapter, session
 from builder.settings import Settings
 
 TIMEOUT = (10.0, 30.0)
@@ -81,7 +81,7 @@ def client(settings: Settings) -> requests.Session:
     """A session as the site wants it that leaves trying again to `Transfer`. Raises `UsageError`."""
     made = session(settings)
     for prefix in ("https://", "http://"):
-        made.mount(prefix, HTTPAdapter(max_retries=0))
+        made.mount(prefix, Adapter(max_retries=0))
     return made
 
 
@@ -249,12 +249,16 @@ def is_final(error: Exception) -> bool:
     return isinstance(error, broken) or bool(tunnel and not _passes(int(tunnel[1])))
 
 
-def project_page(name: str, settings: Settings) -> list[DistributionPackage]:
-    """The files of a package on the default index, or the site's own. Raises `NoSuchProjectError`, `UnreachableError`."""
+def project_page(name: str, settings: Settings, client: requests.Session | None = None) -> list[DistributionPackage]:
+    """The files of a package on the default index, or the site's own. Raises `NoSuchProjectError`, `UnreachableError`.
+
+    ``client`` is a session whose connections are open.
+    """
     endpoint = without_credentials(settings.index) if settings.index else None
     named = {"endpoint": endpoint} if endpoint else {}
     try:
-        with PyPISimple(session=session(settings), **named) as site:
+        with contextlib.ExitStack() as stack:
+            site = PyPISimple(session=client or stack.enter_context(session(settings)), **named)
             return site.get_project_page(name, timeout=PAGE_TIMEOUT).packages
     except (UnsupportedContentTypeError, requests.exceptions.JSONDecodeError):
         because = f"what it answers is no page of `{name}`"

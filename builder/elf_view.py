@@ -12,7 +12,6 @@ A name is certain if each of its bytes is, and if it hashes to its word in .gnu.
 from __future__ import annotations
 
 import re
-import struct
 import sys
 from array import array
 from collections.abc import Sequence
@@ -28,12 +27,9 @@ from builder.elf import (
     DT_STRTAB,
     MAX_SYMBOLS,
     Dynamic,
-    ElfError,
-    GnuHash,
-    Image,
-    Section,
-    Source,
 )
+from builder.elf_hash import GnuHash
+from builder.elf_image import DYNAMIC, ElfError, Image, Section, Source, text_of
 from builder.nativefacts import (
     EXPORTED,
     NEEDED,
@@ -62,8 +58,7 @@ _TAGS = {
     0x6FFFFFFE: 0x6FFFFFFE,  # SHT_GNU_verneed
     0x6FFFFFFF: 0x6FFFFFF0,  # SHT_GNU_versym
 }
-_HOLE_TEXT = HOLE.decode("utf-8", "backslashreplace")
-_DYNAMIC = struct.Struct("<QQ")
+_HOLE_TEXT = text_of(HOLE)
 _LIBRARY = re.compile(r"(?:lib[^/\s]*\.so(?:\.[^/\s]*)?|ld-linux[^/\s]*\.so\.\d+)")
 # Bytes; the longest name in torch 2.11.0 has 1,995.
 _LONG = 4096
@@ -193,7 +188,7 @@ def _table_of_sections(image: Image, dynamic_at: int, source: PartialSource) -> 
             lacking.extend(absent.spans)
     if lacking:
         raise Absent(lacking)
-    return b"".join(_DYNAMIC.pack(*pair) for pair in said)
+    return b"".join(DYNAMIC.pack(*pair) for pair in said)
 
 
 _Needs = list[tuple[int, str, str]]
@@ -253,7 +248,7 @@ class _Reader:
                 # A name may begin within another string. `Dynamic.name` bounds what such names, and long ones, add up to.
                 raw, name = self._dynamic.name(place, "symbol name")
             else:
-                name = raw.decode("utf-8", "backslashreplace")
+                name = text_of(raw)
             number = index & 0x7FFF
             if HOLE in raw or number in unknown:
                 self.uncertain.add(EXPORTED if role == _EXPORT else UNDEFINED)
@@ -291,7 +286,7 @@ class _Reader:
         """The same, from the strings that no symbol refers to."""
         self.uncertain |= {SONAME, NEEDED, PATHS}
         others = [
-            raw.decode("utf-8", "backslashreplace")
+            text_of(raw)
             for place, raw in self._names.items()
             if 0 < len(raw) <= _LONG and HOLE not in raw and place not in self._referenced
         ]

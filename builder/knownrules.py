@@ -9,10 +9,12 @@ from packaging.version import Version
 
 from builder.facts import (
     CostFact,
+    GpuFact,
     IncompatibleFact,
     LaunchFact,
     OsLibraryFact,
     ShadowFact,
+    TargetFact,
     TogetherFact,
     TorchBuildFact,
     TritonFact,
@@ -48,7 +50,7 @@ def _incompatible(context: Context, lock: Lock) -> Iterator[Finding]:
         wheels = _together(context, lock, fact)
         if not wheels:
             continue
-        accepted = fact.accepted_by is not None and _is_true(context, fact.accepted_by)
+        accepted = fact.accepted_by is not None and is_true(context, fact.accepted_by)
         proven = fact.confidence == "proven"
         verb = "do" if len(wheels) > 1 else "does"
         names = listed([named(wheel) for wheel in wheels])
@@ -71,7 +73,8 @@ def _incompatible(context: Context, lock: Lock) -> Iterator[Finding]:
         )
 
 
-def _is_true(context: Context, variable: str) -> bool:
+def is_true(context: Context, variable: str) -> bool:
+    """Whether the matrix sets an environment variable that is a switch."""
     return context.loaded.matrix.environment.get(variable, "").lower() in ("1", "true")
 
 
@@ -114,7 +117,7 @@ def _built_for_torch(context: Context, lock: Lock) -> Iterator[Finding]:
             message = f"{named(artefact)} does not load beside {named(torch)}"
         else:
             message = f"{named(artefact)} may not load beside {named(torch)}"
-        fitting = f"take a {fact.package} for torch {Version(torch.version).public}"
+        fitting = _fitting(fact.package, torch.version)
         yield Finding(
             rule="built-for-torch",
             severity=ERROR if lacks and fact.effect == "fails" and not other else WARNING,
@@ -127,6 +130,15 @@ def _built_for_torch(context: Context, lock: Lock) -> Iterator[Finding]:
             source=fact.source,
             evidence={"package": artefact.name, "version": artefact.version, "torch": torch.version},
         )
+
+
+def _fitting(package: str, torch: str) -> str:
+    """Which releases of a package to take for a torch, where that is known."""
+    fits = (f for f in load_facts(TorchBuildFact) if f.package == package and f.torch is not None)
+    known = [_words(f.versions) for f in fits if satisfies(torch, SpecifierSet(f.torch or ""))]
+    if known:
+        return f"take {package} {' or '.join(known)}"
+    return f"take a {package} for torch {Version(torch).public}"
 
 
 def _words(pin: str) -> str:
@@ -164,8 +176,10 @@ def _triton(context: Context, lock: Lock) -> Iterator[Finding]:
     triton = lock.by_name.get("triton")
     if triton is None or "TRITON_PTXAS_PATH" in matrix.environment:
         return
+    known = {fact.cuda: fact for fact in load_facts(TargetFact)}
+    named_gpus = {fact.capability: fact for fact in load_facts(GpuFact)}
     for fact in load_facts(TritonFact):
-        gpus = [gpu for gpu in matrix.gpus if gpu in fact.lacks]
+        gpus = [gpu for gpu in matrix.gpus if not known[fact.ptxas].knows(named_gpus[gpu])]
         if not gpus or not satisfies(triton.version, SpecifierSet(fact.versions)):
             continue
         own = "write `TRITON_PTXAS_PATH: /usr/local/cuda/bin/ptxas` under `environment`, or "
@@ -174,16 +188,16 @@ def _triton(context: Context, lock: Lock) -> Iterator[Finding]:
             severity=ERROR,
             subject="triton",
             message=f"{named(triton)} cannot compile for GPU {listed(gpus)}",
-            because=f"its ptxas is CUDA {fact.ptxas}'s and does not know {listed([_arch(gpu) for gpu in gpus])}",
+            because=f"its ptxas is CUDA {fact.ptxas}'s and does not know {listed([f'sm_{named_gpus[gpu].nvcc_arch}' for gpu in gpus])}",
             hint=(own if matrix.cuda.jit == "nvcc" else "") + "take a torch with a later triton",
             where=context.loaded.where("gpus", matrix.gpus.index(gpus[0])),
-            source=fact.source,
+            source=f"{fact.source}; {known[fact.ptxas].source}",
             evidence={"triton": triton.version, "ptxas": fact.ptxas, "gpus": list(gpus)},
         )
 
 
-def _arch(gpu: str) -> str:
-    return f"sm_{gpu.replace('.', '')}a"
+UNCHECKED = "FLASHINFER_DISABLE_VERSION_CHECK"
+"""By which flashinfer takes parts of another version (jit/env.py of 0.5.0 to 0.7.4)."""
 
 
 @lock_rule("flashinfer-parts")
@@ -198,15 +212,18 @@ def _flashinfer_parts(context: Context, lock: Lock) -> Iterator[Finding]:
         if main is None or part is None or (said and name == "flashinfer-cubin"):
             continue
         if Version(part.version).public != Version(main.version).public:
+            accepted = is_true(context, UNCHECKED)
             yield Finding(
                 rule="flashinfer-parts",
-                severity=ERROR,
+                severity=WARNING if accepted else ERROR,
                 subject=name,
                 message=f"{named(main)} beside {named(part)}",
-                because="flashinfer raises at import unless the two versions are equal",
+                because=f"the matrix sets `{UNCHECKED}`, so flashinfer takes code that was made for another release"
+                if accepted
+                else "flashinfer raises at import unless the two versions are equal",
                 hint="make them equal, or leave the part out",
                 where=place(context, name, "flashinfer-python"),
-                source="flashinfer/jit/env.py of 0.6.12 (`_get_cubin_dir`, `_get_aot_dir`), read 2026-11-30; case 050",
+                source="flashinfer/jit/env.py of 0.5.0 to 0.7.4 (`_get_cubin_dir`, `_get_aot_dir`), read 2026-11-30; case 050",
                 evidence={"python": main.version, "part": part.version},
             )
 
@@ -240,7 +257,7 @@ def _launch(context: Context, lock: Lock) -> Iterator[Finding]:
     groups: dict[tuple[str, Severity], list[LaunchFact]] = {}
     for fact in load_facts(LaunchFact):
         if _together(context, lock, fact) and (fact.patches is None or _asked(matrix.patches, fact.patches)):
-            severity = WARNING if fact.variable is not None and _is_true(context, fact.variable) else NOTE
+            severity = WARNING if fact.variable is not None and is_true(context, fact.variable) else NOTE
             groups.setdefault(((fact.patches or "").split(".")[0], severity), []).append(fact)
     for (patch_set, severity), found in groups.items():
         first, flags = found[0], listed([f"`{fact.flag}`" for fact in found])

@@ -11,7 +11,7 @@ from functools import cache, wraps
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from builder.facts import CudaFact, CudaMajorFact, DistributionFact, ImportPackageFact, UnpackedFact, load_facts
@@ -20,6 +20,7 @@ from builder.findings import Finding, Severity
 from builder.lock import Artefact, Lock
 from builder.matrix import Matrix
 from builder.rulebook import Context, local_cuda, rule
+from builder.tags import glibc_needed, platforms_of
 from builder.yamlsource import PathElement
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
@@ -341,21 +342,6 @@ def _prerelease(context: Context, lock: Lock) -> Iterator[Finding]:
         )
 
 
-_LEGACY = {"manylinux1": 5, "manylinux2010": 12, "manylinux2014": 17}
-
-
-def glibc_needed(platform: str) -> tuple[int, int] | None:
-    """The glibc that a platform tag promises to be enough, on x86_64; `None` where it does not run there at all."""
-    if platform == "any" or platform == "linux_x86_64":
-        return (0, 0)
-    name, _, machine = platform.partition("_")
-    if name in _LEGACY and machine == "x86_64":
-        return (2, _LEGACY[name])
-    major, _, rest = machine.partition("_")
-    minor, _, machine = rest.partition("_")
-    return (int(major), int(minor)) if name == "manylinux" and machine == "x86_64" else None
-
-
 @lock_rule("wheel-platform")
 def _platform(context: Context, lock: Lock) -> Iterator[Finding]:
     """A wheel whose platform tag wants a newer C library than the base has."""
@@ -366,8 +352,7 @@ def _platform(context: Context, lock: Lock) -> Iterator[Finding]:
     if fact is None:
         return
     for artefact in lock.artefacts:
-        platforms = sorted({tag.platform for tag in parse_wheel_filename(artefact.file)[3]})
-        needs = min((need for tag in platforms if (need := glibc_needed(tag)) is not None), default=None)
+        needs = glibc_needed(artefact.file)
         if needs is not None and needs <= _glibc(fact):
             continue
         enough = [f"{name} {release}" for (name, release), has in known.items() if needs is not None and has >= needs]
@@ -379,7 +364,7 @@ def _platform(context: Context, lock: Lock) -> Iterator[Finding]:
             message=f"{named(artefact)} needs glibc {needs[0]}.{needs[1]}, {has}"
             if needs is not None
             else f"{named(artefact)} is not for {context.loaded.matrix.platform}",
-            because=f"its wheel is tagged {listed(platforms)}",
+            because=f"its wheel is tagged {listed(sorted(platforms_of(artefact.file)))}",
             hint=f"take {' or '.join(enough)}, or a release of {artefact.name} with a wheel for it"
             if enough
             else f"take a release of {artefact.name} with a wheel for it",

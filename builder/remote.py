@@ -32,8 +32,9 @@ from builder.errors import IntegrityError, UnreachableError, UsageError
 from builder.files import sha256_hex, write_atomic
 from builder.index import NoRangesError, Seekable, get_range
 from builder.wheel import Entry
+from builder.zipdir import sound
 
-WORKERS = 4
+WORKERS = 8
 """Ranges fetched at a time."""
 
 GAP = 128 * 1024
@@ -65,7 +66,8 @@ class RangedFile(Seekable):
     """A remote file, as far as it is here: seekable, and what is read and not here yet is fetched by a byte range.
 
     What came stays in ``folder``, which belongs to the content with this ``sha256``. ``expected`` is its size, where that
-    is stated; ``url`` is asked for only when something has to be fetched. ``bytes_read`` and ``requests`` count what was fetched.
+    is stated; ``url`` is asked for only when something has to be fetched. ``tail`` are the bytes at its end that the first
+    request asks for, if not what `TAIL` says. ``bytes_read`` and ``requests`` count what was fetched.
 
     Raises `NoRangesError` where the server has no ranges, `UnreachableError` where it does not answer or answers with
     something else, `IntegrityError` for a file of another size, or of another sha256 where all of it came.
@@ -79,6 +81,7 @@ class RangedFile(Seekable):
         client: requests.Session,
         url: Callable[[], str],
         expected: int | None,
+        tail: int | None = None,
     ) -> None:
         self._folder, self._file, self._sha256, self._client, self._ask = folder, file, sha256, client, url
         self._position = 0
@@ -89,7 +92,7 @@ class RangedFile(Seekable):
             raise not_writable(folder, error) from error
         if not self._pieces:
             least, most = TAIL
-            count = least if expected is None else min(max(least, expected // 16), most)
+            count = tail or (least if expected is None else min(max(least, expected // 16), most))
             start, data, self.size = self._get(f"bytes=-{count}", count)
             if expected not in (None, self.size):
                 raise IntegrityError(
@@ -169,7 +172,8 @@ class RangedFile(Seekable):
         for start, data in came:
             path = self._folder / f"{start}-{self.size}-{sha256_hex(data)}"
             try:
-                write_atomic(path, data)
+                # Its name has its hash.
+                write_atomic(path, data, durable=False)
             except OSError as error:
                 raise not_writable(path, error) from error
         self._pieces = _joined([*self._pieces, *came])
@@ -244,7 +248,7 @@ class PartialWheel:
         self._fetch = fetch
         self._contents: dict[str, bytes] = {}
         try:
-            self._archive = zipfile.ZipFile(file)
+            self._archive = sound(zipfile.ZipFile(file))
             self._infos = {info.filename: info for info in self._archive.infolist() if not info.filename.endswith("/")}
             if any(info.header_offset >= self._archive.start_dir for info in self._infos.values()):
                 raise ValueError("its directory names a member behind itself")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -14,7 +16,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.tags import Tag
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from uv import find_uv_bin
 
@@ -22,8 +25,10 @@ from builder import facts
 from builder.errors import LockError, UnreachableError
 from builder.index import RemoteWheel, confined, fetch_metadata, offers
 from builder.lock import Artefact, Resolver
-from builder.matrix import DirectFile, Matrix
+from builder.matrix import Matrix
+from builder.origins import DirectFile
 from builder.settings import Settings, redact
+from builder.tags import markers, wheel_tags
 
 # uv's own words: a resolution that does not exist, else an index that does not answer.
 _NO_RESOLUTION = "No solution found"
@@ -38,9 +43,6 @@ _UNREACHABLE = (
     "end of file before message length reached",
     "HTTP status server error",
 )
-
-# The platforms that uv names (`uv pip compile --help`): a newer C library takes the wheels of an older one.
-_UV_GLIBC = (17, 28, *range(31, 41))
 
 
 def uv_version() -> str:
@@ -66,42 +68,9 @@ def target_tags(matrix: Matrix) -> list[Tag]:
     return wheel_tags(matrix.python, *glibc_of(matrix))
 
 
-def wheel_tags(python: str, major: int, minor: int) -> list[Tag]:
-    """The wheel tags of a CPython on Linux x86_64 with that glibc, best first."""
-    version = tuple(int(part) for part in python.split("."))
-    platforms = []
-    legacy = {17: "manylinux2014_x86_64", 12: "manylinux2010_x86_64", 5: "manylinux1_x86_64"}
-    for number in range(minor, 4, -1):
-        platforms.append(f"manylinux_{major}_{number}_x86_64")
-        if number in legacy:
-            platforms.append(legacy[number])
-    platforms.append("linux_x86_64")
-    # Named, since packaging would otherwise ask the Python that runs this (debug and free-threaded builds differ).
-    tags = [*cpython_tags(version, abis=[f"cp{version[0]}{version[1]}"], platforms=platforms)]
-    tags += compatible_tags(version, interpreter=f"cp{version[0]}{version[1]}", platforms=platforms)
-    return tags
-
-
 def marker_environment(matrix: Matrix) -> dict[str, str]:
     """The values of PEP 508's markers in the image; nothing of the machine that resolves."""
     return markers(matrix.python)
-
-
-def markers(python: str) -> dict[str, str]:
-    """The values of PEP 508's markers for a CPython on Linux x86_64."""
-    return {
-        "implementation_name": "cpython",
-        "implementation_version": f"{python}.0",
-        "os_name": "posix",
-        "platform_machine": "x86_64",
-        "platform_python_implementation": "CPython",
-        "platform_release": "",
-        "platform_system": "Linux",
-        "platform_version": "",
-        "python_full_version": f"{python}.0",
-        "python_version": python,
-        "sys_platform": "linux",
-    }
 
 
 def requirements(matrix: Matrix) -> list[str]:
@@ -209,7 +178,7 @@ def _require_indexes(matrix: Matrix, settings: Settings, chosen: Mapping[str, st
 
 def _compile(matrix: Matrix, settings: Settings) -> list[dict[str, Any]]:
     major, minor = glibc_of(matrix)
-    minor = max((known for known in _UV_GLIBC if known <= minor), default=_UV_GLIBC[0])
+    minor = facts.resolver_glibc(minor)
     sources = {name: (settings.indexes.get(name, index.url), index.packages) for name, index in matrix.indexes.items()}
     with tempfile.TemporaryDirectory(prefix="builder-lock-") as temporary, confined(sources) as doors:
         folder = Path(temporary)
@@ -260,6 +229,13 @@ def _files_arguments(files: Iterable[DirectFile], folder: Path, environment: dic
     return ["--find-links", str(page), "--config-file", str(config)]
 
 
+class UnnamedPrereleaseError(LockError):
+    """No resolution, as a package of which a pre-release is required is not named under `prereleases`."""
+
+    packages: tuple[str, ...] = ()
+    """Those that the resolver's reasons name."""
+
+
 def _raise(matrix: Matrix, words: str) -> None:
     text = "\n".join(words.strip().splitlines()[-25:])
     if _NO_RESOLUTION not in words and any(sign in words for sign in _UNREACHABLE):
@@ -267,15 +243,62 @@ def _raise(matrix: Matrix, words: str) -> None:
         if "certificate" in words or "UnknownIssuer" in words:
             hint = "name the site's certificate authority: BUILDER_CA=/path/to/ca.pem"
         raise UnreachableError("the package index does not answer", because=text, hint=hint)
-    hint = "an upstream pin that the stack breaks on purpose is declared under `overrides`, with its reason"
+    what = f"`{matrix.name}` has no resolution as of {matrix.as_of}"
+    hint = _override(matrix, words) or (
+        "an upstream pin that the stack breaks on purpose is declared under `overrides`, with its reason"
+    )
     # What uv itself advises then is an option of its own: every pre-release there is, or a compiler's work.
     if "pre-releases weren't enabled" in words:
+        named = sorted(_asked_before_release(words) - set(matrix.prereleases))
         hint = "a package of which a pre-release may be taken is named under `prereleases`"
-        text = text.partition("\n\nhint:")[0]
-    elif "building from source is disabled" in words:
+        error = UnnamedPrereleaseError(
+            what, because=text.partition("\n\nhint:")[0], hint=": ".join([hint, *filter(None, [", ".join(named)])])
+        )
+        error.packages = tuple(named)
+        raise error
+    if "building from source is disabled" in words:
         hint = "a build installs wheels only, it compiles nothing: pin a release that has a wheel under `extras`"
         text = text.partition("\n\nhint:")[0]
-    raise LockError(f"`{matrix.name}` has no resolution as of {matrix.as_of}", because=text, hint=hint)
+    raise LockError(what, because=text, hint=hint)
+
+
+_DEPENDS = re.compile(
+    r"(?:all versions of )?([A-Za-z0-9._-]+)(?:\[[^\]]*\])?(?:[=<>][^\s]+)? depends? on "
+    r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?(?:\{[^}]*\})?([=<>!~]=?[^\s,]+(?:,[=<>!~]=?[^\s,]+)*)"
+)
+"""A step of uv's proof: `sglang>=0.5.9 depends on cuda-python==12.9`, `all versions of middle depend on leaf<2`."""
+
+
+def _asked_before_release(words: str) -> set[str]:
+    """The packages of which uv's proof has a requirement that names a pre-release: `flash-attn-4>=4.0.0b9`."""
+    found: set[str] = set()
+    for _, name, specifier in _DEPENDS.findall(words):
+        with contextlib.suppress(InvalidSpecifier):
+            if SpecifierSet(specifier).prereleases:
+                found.add(canonicalize_name(name))
+    return found
+
+
+def _override(matrix: Matrix, words: str) -> str:
+    """The override that breaks a pin which uv's proof rests on: one that contradicts the matrix, else an exact one."""
+    pins = {
+        canonicalize_name(requirement.name): next(iter(requirement.specifier)).version
+        for requirement in map(Requirement, requirements(matrix))
+    }
+    declared = {canonicalize_name(override.package) for override in matrix.overrides}
+    exact = ""
+    for who, package, specifier in _DEPENDS.findall(words):
+        owner, name = canonicalize_name(who), canonicalize_name(package)
+        if owner not in pins or name in declared:
+            continue
+        ours = pins.get(name)
+        entry = f'add `{{package: {name}, pin: "{specifier}", ours: {ours or "VERSION"}, because: …, source: …}}` to `overrides`'
+        text = f"where {owner}'s requirement `{name}{specifier}` is to be broken on purpose, {entry}"
+        if ours is not None and not SpecifierSet(specifier).contains(ours, prereleases=True):
+            return text
+        if ours is None and re.fullmatch(r"==[^*,]+", specifier):
+            exact = exact or f"{text}; VERSION is a release that the others allow"
+    return exact
 
 
 def _best(wheels: Iterable[dict[str, Any]], ranks: Mapping[Tag, int]) -> dict[str, Any] | None:

@@ -18,11 +18,16 @@ from builder.matrix import LoadedMatrix
 
 @dataclass(frozen=True)
 class Context:
-    """What a rule may look at. ``lock`` is `None` as long as the matrix has none."""
+    """What a rule may look at. ``lock`` is `None` as long as the matrix has none, ``driver`` where no host's is asked about.
+
+    ``driver_cuda`` is the CUDA release that is reported on that host, if that was told.
+    """
 
     loaded: LoadedMatrix
     today: date
     lock: Lock | None = None
+    driver: str | None = None
+    driver_cuda: str | None = None
 
 
 Evaluate = Callable[[Context], Iterable[Finding]]

@@ -1,7 +1,8 @@
 """Rules: facts × (matrix, lock) → findings.
 
 A rule is a small function under a stable name. It says nothing where no fact covers a case, and every finding carries
-the source of the fact it rests on. Here are those over the matrix alone; `lockrules` and `knownrules` look at the lock.
+the source of the fact it rests on. Here are those over the matrix alone; `lockrules`, `knownrules`, `namerules` and
+`startrules` look at the lock.
 Whoever wants all of them imports `RULES` or `evaluate_rules` from here.
 """
 
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from builder import knownrules, lockrules
+from builder import knownrules, lockrules, namerules, startrules
 from builder.facts import (
     CompiledFact,
     CubinFact,
@@ -27,7 +28,19 @@ from builder.findings import Finding, Severity
 from builder.matrix import ArchiveBase
 from builder.rulebook import RULES, Context, Evaluate, Rule, evaluate_rules, local_cuda, rule
 
-__all__ = ["RULES", "Context", "Evaluate", "Rule", "evaluate_rules", "knownrules", "local_cuda", "lockrules", "rule"]
+__all__ = [
+    "RULES",
+    "Context",
+    "Evaluate",
+    "Rule",
+    "evaluate_rules",
+    "knownrules",
+    "local_cuda",
+    "lockrules",
+    "namerules",
+    "rule",
+    "startrules",
+]
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 

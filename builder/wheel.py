@@ -24,6 +24,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import Version
 
 from builder.errors import IntegrityError, UsageError
+from builder.zipdir import sound
 
 _CHUNK = 1 << 20
 _TIME = (1980, 1, 1, 0, 0, 0)
@@ -98,7 +99,7 @@ def read_wheel(path: Path) -> Wheel:
     except InvalidWheelFilename:
         raise UsageError(f"`{path.name}` is not a wheel's file name", where=str(path)) from None
     try:
-        with zipfile.ZipFile(path) as archive:
+        with sound(zipfile.ZipFile(path)) as archive:
             infos = _members(path, archive)
             folder = _info_folder(path, infos, name, version)
             metadata = _metadata_version(path, archive.read(f"{folder}/METADATA"), name, version)

@@ -16,12 +16,15 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
+from builder.abi import variants
 from builder.abi.model import Extension, Known, MissingSymbol, Wheel
-from builder.abi.process import Files, Imported, Member, Process, System
+from builder.abi.process import SITE, Files, Imported, Member, Process, System
 from builder.facts import ProviderFact
 from builder.nativefacts import EXPORTED, NEEDED, UNDEFINED, VERDEF, Undefined
 from builder.smoke.link import base_name, nearest, qualified_prefixes, version_key
 from builder.smoke.loader import Object
+from builder.smoke.tree import is_extension
+from builder.tags import MACHINES
 
 # Where auditwheel puts what a wheel brings along: found by the RPATH of the file that opens them.
 _BUNDLE = re.compile(r"[^/]+\.libs/")
@@ -43,6 +46,8 @@ class _File:
     """Those that may be in a wheel that nobody named."""
     proven: bool = False
     """Whether one of the libraries is certainly needed and certainly not there."""
+    lacking: list[str] = field(default_factory=list)
+    """Packages that are not in the set, of which it needs a library."""
     contested: bool = False
     """Whether another wheel brings the same file."""
     packages: list[str] = field(default_factory=list)
@@ -61,22 +66,42 @@ class Judge:
     def __init__(self, wheels: Sequence[Wheel], known: Known) -> None:
         self.wheels, self.known = wheels, known
         system = {*known.base.libraries, *known.base.packages, *known.os_packages, *known.drivers}
-        self._files = Files(wheels, system)
+        self._files = Files(wheels, system, known.machine)
         self._imported = Imported(self._files, known.providers)
         self._by_name = {wheel.name: wheel for wheel in wheels}
 
     def judge(self, wheel: Wheel) -> list[Extension]:
         """Every native file of a wheel of the set, in order."""
-        members = [Member(file, wheel) for file in sorted(wheel.natives)]
+        members = [Member(file, wheel, self.known.machine) for file in sorted(wheel.natives)]
         # As if it were installed last, where another wheel brings one of its files, too.
         self._files.lay(members)
-        return self._excused(wheel, [self._judge(member) for member in members])
+        judged = self._excused(wheel, [self._judge(member) for member in members])
+        foreign = {each.file for each in members if self._is_foreign(each) and not is_extension(each.file)}
+        if len(foreign) < len(members):
+            judged = [_unloaded(item, self.known.machine) if item.file in foreign else item for item in judged]
+        return variants.settle(wheel, judged, self._releases)
+
+    def unopened(self, wheel: Wheel) -> frozenset[str]:
+        """The files of a wheel that its package never opens, as they are for another CUDA than torch's, or another torch."""
+        return variants.unopened(wheel, self._releases)
+
+    @property
+    def _releases(self) -> dict[str, str]:
+        torch = self._by_name.get("torch")
+        return {"cuda": self._cuda_release, "torch": ".".join(torch.version.split(".")[:2]) if torch else ""}
+
+    def _is_foreign(self, member: Member) -> bool:
+        """Whether a file is for another machine."""
+        return member.facts.machine in MACHINES.values() and member.facts.machine != self.known.machine
 
     def _judge(self, member: Member) -> Extension:
         file = _File(member)
         facts = member.facts
         if facts.trouble or UNDEFINED in facts.uncertain:
             file.reasons.append(facts.trouble or "not all names that it needs could be read")
+        if self._is_foreign(member):
+            file.proven = True
+            file.because.append(f"it is for {facts.machine}, and the target is {self.known.machine}")
         loader = self._process(member)
         missing: list[tuple[str, Object]] = []
         root, *file.direct = loader.walk(member.path, missing, lambda item: item.path == member.path)
@@ -95,6 +120,7 @@ class Judge:
             tuple(file.libraries),
             tuple(file.versions),
             sought=tuple(file.sought),
+            lacking=tuple(dict.fromkeys(file.lacking)),
             packages=tuple(dict.fromkeys(file.packages)),
             because=tuple(dict.fromkeys(file.because)),
             reasons=tuple(dict.fromkeys(file.reasons)),
@@ -122,6 +148,7 @@ class Judge:
         file.absent.add(name)
         for fact in self.known.providers:
             if name in _own(fact) and fact.distribution not in self._by_name:
+                file.lacking.append(fact.distribution)
                 file.reasons.append(
                     f"`{name}` is {fact.distribution}'s, and the set has no {fact.distribution}: none is named or required"
                 )
@@ -137,6 +164,12 @@ class Judge:
         if NEEDED in facts.uncertain and name not in {library for library, _ in facts.verneed}:
             file.reasons.append(f"that it needs `{name}`, which is not there, could not be read for certain")
             return
+        if provider := next((fact for fact in self.known.providers if name in _own(fact)), None):
+            wheel = self._by_name[provider.distribution]
+            built = ": it was built without CUDA" if "cuda" in name else ""
+            file.proven = True
+            file.because.append(f"`{name}` is {wheel.name}'s, and {wheel} does not have it{built}")
+            return
         stem, _, number = name.partition(".so.")
         major = self.known.cuda_sonames.get(f"{stem}.so", {}).get(number.split(".")[0])
         if isinstance(major, int) and self.cuda is not None and major != self.cuda:
@@ -144,13 +177,18 @@ class Judge:
             file.because.append(f"`{name}` is CUDA {major}'s, the set is CUDA {self.cuda}")
             return
         file.sought.append(name)
-        if self.known.whole and not number:
-            # The base's libraries have a number in their names.
+        if self.known.whole and self._in_wheels_alone(name):
             file.proven = True
-        elif major is None and number:
+        elif major is None and (number or self.known.whole):
             file.reasons.append(f"`{name}` is in no wheel of the set: whether the base has it is not known")
         else:
             file.reasons.append(f"`{name}` is in no wheel of the set")
+
+    def _in_wheels_alone(self, library: str) -> bool:
+        """Whether the facts have a library as that of a package on the index: one that a system has may lack a number, too."""
+        return any(fnmatchcase(library, pattern) for fact in self.known.providers for pattern in fact.libraries) or any(
+            path.rpartition("/")[2] == library for fact in self.known.loaded_first for path in fact["libraries"]
+        )
 
     @cached_property
     def cuda(self) -> int | None:
@@ -161,6 +199,13 @@ class Judge:
             if f"libcudart.so.{number}" in self._files.named
         }
         return majors.pop() if len(majors) == 1 else None
+
+    @cached_property
+    def _cuda_release(self) -> str:
+        """CUDA's release, as in 13.0: that of the runtime which torch pins; empty where there is none, or two."""
+        runtimes = self._files.named.get(f"libcudart.so.{self.cuda}", ()) if self.cuda is not None else ()
+        numbers = (re.match(r"\d+\.\d+", item.wheel.version) for item in runtimes)
+        return next((found[0] for found in numbers if found), "")
 
     def _versions(self, file: _File) -> None:
         by_name = {item.name: item for item in file.direct}
@@ -299,6 +344,15 @@ class Judge:
             if item.path not in seen and isinstance(item, Member) and useful(item):
                 seen.add(item.path)
                 yield item
+        # A name that is nobody's may be in a library that the file names itself, whose ever that is.
+        for item in (*direct, *companions):
+            if item.path not in seen and any(self._nobodys(symbol.name) for symbol in wanted()):
+                seen.add(item.path)
+                yield item
+
+    def _nobodys(self, symbol: str) -> bool:
+        """Whether the facts say of no package that a name is its."""
+        return self.known.owner(symbol) is None and not self._libraries(symbol)
 
     def _in_order(
         self,
@@ -332,6 +386,11 @@ class Judge:
             package = self.known.base.packages.get(item.name) or self.known.os_packages.get(item.name)
             if package and isinstance(item, System) and item.name not in self.known.base.libraries:
                 file.packages.append(package)
+        file.notes += [
+            f"needs `{name}` when it is opened: the driver's, so no RUN step of a build imports it without a stub"
+            for name in member.facts.needed
+            if name in self.known.drivers and NEEDED not in member.facts.uncertain
+        ]
         numbers = [version_key(version)[1] for _, version in member.facts.verneed if re.match(r"GLIBC_2\.\d", version)]
         needs, promised = max(numbers, default=0), member.wheel.promised
         if promised is not None and needs > promised:
@@ -358,7 +417,12 @@ class Judge:
     def _entry(self, wheel: Wheel, item: Extension) -> Mapping[str, Any] | None:
         """The entry of the ledger that has what a file lacks."""
         symbols = [missing.symbol for missing in item.missing_symbols]
-        check, names = ("symbols", symbols) if symbols else ("needed", list(item.missing_libraries))
+        libraries = list(item.missing_libraries)
+        if item.verdict == "uncertain":
+            # What an OS package may bring is not told as missing, and its names are not known.
+            needed = self._files.members[f"{SITE}/{item.file}"].facts.needed
+            libraries += [name for name in needed if name in self.known.base.packages or name in self.known.os_packages]
+        check, names = ("symbols", symbols) if symbols else ("needed", libraries)
         for entry in self.known.exceptions:
             if (
                 entry["distribution"] == wheel.name
@@ -370,6 +434,11 @@ class Judge:
             ):
                 return entry
         return None
+
+
+def _unloaded(item: Extension, machine: str) -> Extension:
+    """A file for another machine, beside those for this one: CUTLASS's runtime to link against for aarch64."""
+    return Extension(item.file, item.distribution, "ok", 0, by_design=f"none; it is for another machine than {machine}")
 
 
 def _own(fact: ProviderFact) -> set[str]:

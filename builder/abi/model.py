@@ -39,6 +39,8 @@ class Facts:
     uncertain: tuple[str, ...] = ()
     trouble: str = ""
     """Why nothing is known of it, where that is so."""
+    machine: str = ""
+    """As in `builder.elf.Elf`; empty where that was not looked at."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ class Known:
     """Whether the set has all that the named wheels require: what none of its wheels has is in no wheel."""
     base_exports: Mapping[str, Exports] = field(default_factory=dict)
     """Names that libraries of the base have, as far as they are known."""
+    machine: str = "x86_64"
+    """What the target runs on, as `uname -m` has it."""
     exceptions: Sequence[Mapping[str, Any]] = ()
     """Entries of the ledger that apply to the wheels of the set."""
 
@@ -124,6 +128,8 @@ class Extension:
     """Missing libraries that may be in a wheel that nobody named."""
     packages: tuple[str, ...] = ()
     """OS packages that it needs."""
+    lacking: tuple[str, ...] = ()
+    """Packages that the set does not have and that a missing library is known to be of (facts/providers.yaml)."""
     because: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -16,7 +16,6 @@ from builder.elf import Elf
 from builder.facts import ProviderFact
 from builder.smoke.loader import Library, Loader, Object
 
-MACHINE = "x86_64"
 SITE, SYSTEM = "/site", "/usr/lib"
 PROGRAM = f"{SYSTEM}/python"
 
@@ -24,8 +23,8 @@ PROGRAM = f"{SYSTEM}/python"
 class Member(Object):
     """A native file of a wheel; its facts are read when they are asked for."""
 
-    def __init__(self, file: str, wheel: Wheel) -> None:
-        self.file, self.wheel = file, wheel
+    def __init__(self, file: str, wheel: Wheel, machine: str) -> None:
+        self.file, self.wheel, self._machine = file, wheel, machine
         self.path = f"{SITE}/{file}"
 
     @cached_property
@@ -38,12 +37,12 @@ class Member(Object):
         """What the loader reads, without symbols."""
         facts = self.facts
         kept = {name: getattr(facts, name) for name in ("soname", "needed", "rpath", "runpath", "verneed", "verdef")}
-        return Elf(self.path, MACHINE, "dyn", **kept)
+        return Elf(self.path, self._machine, "dyn", **kept)
 
     @property
     def machine(self) -> str:
         """By the wheel's platform tag: nothing has to be read for it."""
-        return MACHINE
+        return self._machine
 
     @property
     def name(self) -> str:
@@ -59,24 +58,25 @@ class Member(Object):
 class System(Object):
     """A library of the base or the driver: it is there, and its names are not looked at one by one."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__(path, Elf(path, MACHINE, "dyn", soname=path.rpartition("/")[2]))
+    def __init__(self, path: str, machine: str) -> None:
+        super().__init__(path, Elf(path, machine, "dyn", soname=path.rpartition("/")[2]))
 
 
 class Files(Library):
     """The wheels as if they were installed, over the base."""
 
-    def __init__(self, wheels: Iterable[Wheel], system: Iterable[str]) -> None:
+    def __init__(self, wheels: Iterable[Wheel], system: Iterable[str], machine: str) -> None:
         self.members: dict[str, Member] = {}
         self.named: dict[str, list[Member]] = {}
         self.owners: dict[str, list[Wheel]] = {}
         for wheel in wheels:
             for file in wheel.natives:
                 self.owners.setdefault(file, []).append(wheel)
-                member = Member(file, wheel)
+                member = Member(file, wheel, machine)
                 self.members[member.path] = member
                 self.named.setdefault(member.name, []).append(member)
-        self._system = {f"{SYSTEM}/{name}": System(f"{SYSTEM}/{name}") for name in (*system, "python")}
+        paths = [f"{SYSTEM}/{name}" for name in (*system, "python")]
+        self._system = {path: System(path, machine) for path in paths}
 
     def lay(self, members: Iterable[Member]) -> None:
         """Install these over what is there."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from builder.abi.answers import Answer
@@ -68,7 +69,7 @@ class Report:
     bytes_read: int = 0
     bytes_total: int = 0
     lasting: bool = False
-    """Whether nothing that an index may add changes the answer."""
+    """Whether nothing that an index may add changes the answer, but for the releases that ``sought`` has."""
     fitting: tuple[str, ...] | None = None
 
     @property
@@ -80,9 +81,12 @@ class Report:
         return worst(item.verdict for item in self.extensions)
 
 
-def answer_of(report: Report) -> Answer:
-    """A report as it is printed."""
-    return Answer(as_json(report), as_text(report))
+def answer_of(report: Report, now: float) -> Answer:
+    """A report as it is printed; ``now`` are seconds since the epoch, at which the index was asked."""
+    said = as_json(report)
+    if report.sought:
+        said["as_of"] = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return Answer(said, as_text(report))
 
 
 def as_json(report: Report) -> dict[str, Any]:
@@ -91,6 +95,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "verdict": report.verdict,
         "python": report.target.python,
         "base": f"{report.target.base.distribution}:{report.target.base.release}",
+        "machine": report.target.machine,
         "wheels": list(report.wheels),
     }
     if report.sought:
@@ -171,12 +176,17 @@ def _summary(report: Report) -> str:
     names = list(dict.fromkeys(item.distribution for item in found))
     owners = _listed(names) if len(names) <= NAMED else _count(len(names), "wheel")
     files = f"{_count(len(found), 'native file')} of {owners}"
-    where = f"(Python {report.target.python}, {report.target.base.title})"
+    where = f"({_target(report.target)})"
     if report.verdict != "ok":
         return f"{sum(item.verdict == report.verdict for item in found)} of {files} {where}"
     excused = sum(bool(item.by_design) for item in found)
     rest = f", but for {excused} that cannot load here by design" if excused else ""
     return f"all names of {files} resolve{rest} {where}"
+
+
+def _target(target: Target) -> str:
+    there = "" if target.machine == "x86_64" else f", {target.machine}"
+    return f"Python {target.python}, {target.base.title}{there}"
 
 
 def _file(item: Extension, plain: dict[str, str]) -> list[str]:
@@ -242,7 +252,10 @@ def _found(report: Report) -> list[str]:
     what = ", ".join(pin.replace("==", " ") for pin in report.asked)
     head = f"{report.sought} {', '.join(fits)}" if fits else f"no release of {report.sought} that was looked at"
     verb = "fit" if len(fits) > 1 else "fits"
-    lines = [f"{head} {verb} {what} (Python {report.target.python}, {report.target.base.title})"]
+    said = f"{head} {verb} {what}"
+    if report.verdict == "uncertain":
+        said = f"whether a release of {report.sought} fits {what} is not known"
+    lines = [f"{said} ({_target(report.target)})"]
     if fits:
         lines.append(f"  {_NOT_PROVEN}")
     lines.append("")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import re
+import sys
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
@@ -18,13 +23,14 @@ from builder.abi.judge import Judge
 from builder.abi.model import Exports, Extension, Facts, Known, Wheel
 from builder.abi.report import Candidate, Report
 from builder.abi.wheels import Index, Release, Target, parse, pin, resolve
-from builder.display import note
 from builder.errors import UsageError
-from builder.facts import BaseFact, ProviderFact, load_facts
+from builder.facts import BaseFact, ProviderFact, VendorBuildFact, load_facts
 from builder.ledger import applying, exceptions, smoke_facts
 from builder.members import Members
 from builder.nativefacts import PARTS, ElfFacts
 from builder.settings import Settings
+from builder.tags import glibc_needed, is_native, machine_of
+from builder.vendors import vendor_build
 
 CANDIDATES = 12
 """Releases that `--find` looks at where it is not told which: the newest."""
@@ -53,7 +59,12 @@ class _Listed(Exports):
         return self._facts.exports.get(name, ())
 
     def starting(self, prefix: str) -> Iterable[str]:
-        return [name for name in self._facts.exports if name.startswith(prefix)]
+        # Asked for each missing symbol in each round, of libraries with 200,000 names.
+        return self._sorted[bisect_left(self._sorted, prefix) : bisect_left(self._sorted, prefix + chr(sys.maxunicode))]
+
+    @cached_property
+    def _sorted(self) -> list[str]:
+        return sorted(self._facts.exports)
 
 
 def facts_of(read: ElfFacts | None, trouble: str) -> Facts:
@@ -70,12 +81,13 @@ def facts_of(read: ElfFacts | None, trouble: str) -> Facts:
         read.undefined,
         _Listed(read),
         read.uncertain,
+        machine=read.machine,
     )
 
 
-def wheel_of(release: Release, members: Members) -> Wheel:
-    """A wheel whose facts are read when they are asked for."""
-    places = {_installed(member): member for member in members.names}
+def wheel_of(release: Release, members: Members, machine: str) -> Wheel:
+    """A wheel whose facts are read when they are asked for; ``machine`` is the target's."""
+    places = {installed(member): member for member in members.names}
     read: dict[str, Facts] = {}
 
     def facts(file: str) -> Facts:
@@ -84,22 +96,14 @@ def wheel_of(release: Release, members: Members) -> Wheel:
             read[file] = facts_of(native.facts, native.trouble)
         return read[file]
 
-    return Wheel(release.name, release.version, tuple(places), facts, promised(release.file))
+    glibc = glibc_needed(release.file, machine) or (0, 0)
+    return Wheel(release.name, release.version, tuple(places), facts, glibc[1] or None)
 
 
-def _installed(member: str) -> str:
+def installed(member: str) -> str:
     """Where a member goes, relative to site-packages."""
     found = _DATA.fullmatch(member)
     return found[2] if found else member
-
-
-def promised(file: str) -> int | None:
-    """The minor version of glibc in a wheel's platform tags, the lowest."""
-    numbers = [int(number) for number in re.findall(r"manylinux_2_(\d+)_x86_64", file)]
-    numbers += [
-        number for name, number in (("manylinux2014", 17), ("manylinux2010", 12), ("manylinux1_", 5)) if name in file
-    ]
-    return min(numbers, default=None)
 
 
 class Question:
@@ -118,7 +122,7 @@ class Question:
             members = self.index.members(release)
             if whole and members.names:
                 members.read()
-            self._wheels[release.file] = wheel_of(release, members)
+            self._wheels[release.file] = wheel_of(release, members, self.target.machine)
         return self._wheels[release.file]
 
     # The set.
@@ -202,7 +206,9 @@ class Question:
             loaded_first=said.get("loaded_first", ()),
             shared_files=said.get("shared_files", ()),
             whole=whole,
-            base_exports=tables.base_exports(),
+            # They were read on x86_64.
+            base_exports=tables.base_exports() if self.target.machine == "x86_64" else {},
+            machine=self.target.machine,
             exceptions=[entry for entry in exceptions() if applying(entry, versions)],
         )
 
@@ -213,15 +219,27 @@ class Question:
         something that they pin: then their own files are what may not fit.
         """
         provided = {fact.distribution for fact in self._providers}
-        with ThreadPoolExecutor(WORKERS) as pool:
-            looked_up = dict(zip(pins, pool.map(self.index.release, pins, pins.values()), strict=True))
-            releases = {name: release for name, release in looked_up.items() if name not in provided}
-            own = list(pool.map(lambda release: self.wheel(release, whole=True), releases.values()))
         asked = [fact for fact in self._providers if fact.distribution in pins]
-        replaced = any(_pinned_by(fact, name) for fact in asked for name in releases)
-        # The tables have what torch exports and not what it needs.
-        others = [] if replaced else list(releases.values())
-        wheels = [*own, *(wheel for wheel in self.providers(pins, others) if wheel.name not in releases)]
+        replaced = any(_pinned_by(fact, name) for fact in asked for name in pins)
+        with ThreadPoolExecutor(WORKERS) as pool:
+            looked_up = {name: pool.submit(self.index.release, name, version) for name, version in pins.items()}
+            opened = {
+                name: pool.submit(lambda found: self.wheel(found.result(), whole=True), found)
+                for name, found in looked_up.items()
+                if name not in provided
+            }
+            # What takes its time here and waits for nothing.
+            smoke_facts(), exceptions()
+            releases = {name: found.result() for name, found in looked_up.items()}
+            releases = {name: release for name, release in releases.items() if name not in provided}
+            if replaced:
+                # One of them is looked up as what a provider pins as well: once.
+                wait(opened.values())
+            # The tables have what torch exports and not what it needs.
+            others = [] if replaced else list(releases.values())
+            around = self.providers(pins, others)
+            own = [found.result() for found in opened.values()]
+        wheels = [*own, *(wheel for wheel in around if wheel.name not in releases)]
         subjects = own if own and not replaced else [wheel for wheel in wheels if wheel.name in pins]
         found = self._judge(wheels, subjects, whole=False)
         further = self._further(releases.values(), {wheel.name for wheel in wheels})
@@ -264,28 +282,57 @@ class Question:
                     got = None
                 if got is not None:
                     queue.append(got)
-                yield None if got is None or got.file.endswith("-any.whl") else self.wheel(got)
+                yield None if got is None or not is_native(got.file) else self.wheel(got)
 
 
 def _pinned_by(fact: ProviderFact, name: str) -> bool:
     return name == CUDA_PINS or any(fnmatchcase(name, other) for other in fact.elsewhere)
 
 
-def base_named(name: str) -> BaseFact:
-    """The base of a command line: `bookworm`, or `debian:bookworm`. Raises `UsageError`."""
+def base_named(name: str, machine: str = "x86_64") -> BaseFact:
+    """The base of a command line: `bookworm`, or `debian:bookworm`, as it is on a machine. Raises `UsageError`."""
     facts: tuple[BaseFact, ...] = load_facts(BaseFact)
     for fact in facts:
         if name in (fact.release, f"{fact.distribution}:{fact.release}"):
-            return fact
+            if (found := fact.on(machine)) is not None:
+                return found
+            known = ", ".join(f"`{other.release}`" for other in facts if other.on(machine))
+            raise UsageError(f"what `{name}` has on {machine} is not known", hint=f"known: {known}")
     known = ", ".join(f"`{fact.release}`" for fact in facts)
     raise UsageError(f"the base `{name[:100]}` is not known", hint=f"known: {known}")
 
 
-def ask(lines: Sequence[str], settings: Settings, *, python: str, base: str, find: str | None) -> Report:
+def ask(
+    lines: Sequence[str],
+    settings: Settings,
+    *,
+    python: str,
+    base: str,
+    find: str | None,
+    platform: str = "linux/amd64",
+) -> Report:
     """Answer one command line. Raises `UsageError`, `LockError`, `UnreachableError`, `IntegrityError`."""
+    with _without_collector():
+        return _ask(lines, settings, python, base, find, platform)
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """Names by the hundred thousand are made and kept, and hardly a cycle: looking for some took 7 % of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def _ask(lines: Sequence[str], settings: Settings, python: str, base: str, find: str | None, platform: str) -> Report:
     if not re.fullmatch(r"3\.\d{1,2}", python):
         raise UsageError(f"`{python[:100]}` is not a Python version", hint="as in `--python 3.11`")
-    target = Target(python, base_named(base))
+    machine = machine_of(platform)
+    target = Target(python, base_named(base, machine), machine)
     asked = parse(lines)
     sought = _sought(find, asked) if find else None
     asked = [requirement for requirement in asked if sought is None or requirement.name != sought.name]
@@ -295,6 +342,9 @@ def ask(lines: Sequence[str], settings: Settings, *, python: str, base: str, fin
     if exact < len(asked):
         resolved = resolve(asked, target, settings)
         pins = {requirement.name: resolved[requirement.name] for requirement in asked}
+    build = next(((name, fact) for name in pins if (fact := vendor_build(name, str(pins[name])))), None)
+    if build is not None and len(pins) > 1 and sought is None and not question.index.has(build[0], pins[build[0]]):
+        return _beside(question, pins, *build)
     if sought is not None:
         report = _find(question, pins, sought)
     else:
@@ -302,7 +352,30 @@ def ask(lines: Sequence[str], settings: Settings, *, python: str, base: str, fin
         report = Report(_shown(pins), tuple(map(str, wheels)), target, tuple(found))
     report = replace(report, bytes_read=question.index.bytes_read, bytes_total=question.index.bytes_total)
     fitting = _fitting(question, pins, report.extensions)
-    return replace(report, fitting=fitting, lasting=len(pins) == exact and not question.index.open_ended)
+    # With `--find` the answer says when the index was asked, and is not kept for long (`builder.abi.answers`).
+    lasting = len(pins) == exact and (sought is not None or not question.index.open_ended)
+    return replace(report, fitting=fitting, lasting=lasting)
+
+
+def _beside(question: Question, pins: dict[str, Version], package: str, fact: VendorBuildFact) -> Report:
+    """The others beside a build of a package that is no release."""
+    from builder.abi import vendor
+
+    wheels = [
+        question.wheel(question.index.release(name, version), whole=True)
+        for name, version in pins.items()
+        if name != package
+    ]
+    known = question.known(wheels, whole=False)
+    found = [item for wheel in wheels for item in vendor.judge(wheel, known, package, pins[package], fact)]
+    return Report(
+        _shown(pins),
+        tuple(map(str, wheels)),
+        question.target,
+        tuple(found),
+        bytes_read=question.index.bytes_read,
+        bytes_total=question.index.bytes_total,
+    )
 
 
 def _sought(text: str, asked: Sequence[Requirement]) -> Requirement:
@@ -329,10 +402,20 @@ def _find(question: Question, pins: dict[str, Version], sought: Requirement) -> 
     if not sought.specifier and not known:
         left_out = max(0, len(versions) - CANDIDATES)
         versions = versions[left_out:]
+    from builder.display import note
+
     candidates = []
     for version in versions:
         note(f"{sought.name} {version} …")
         _, found = question.judge({**pins, sought.name: version})
+        if lacking := sorted({name for item in found for name in item.lacking}):
+            # No release of another package changes that.
+            named = " ".join(_shown(pins))
+            raise UsageError(
+                f"the set has no {lacking[0]}, which its native files need",
+                because="none is named, and none of what is named requires one",
+                hint=f"name it: `builder abi {named} {lacking[0]}==VERSION --find {sought.name}`",
+            )
         candidates.append(Candidate(str(version), tuple(found)))
     return Report(_shown(pins), (), question.target, (), sought.name, tuple(candidates), left_out)
 

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from email.parser import HeaderParser
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import requests
@@ -26,29 +26,22 @@ from packaging.tags import Tag
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 from pypi_simple import DistributionPackage, NoSuchProjectError
-from uv import find_uv_bin
 
 from builder.cache import file_sha256, find_wheel, not_writable
 from builder.download import project_page, without_credentials
 from builder.errors import IntegrityError, LockError, UnreachableError, UsageError
-from builder.facts import BaseFact
-from builder.fetch import fetch_artefact
+from builder.facts import BaseFact, resolver_glibc
 from builder.files import canonical_json, sha256_hex, write_atomic
 from builder.index import NoRangesError, RemoteWheel, fetch_metadata, session
-from builder.lock import Artefact
 from builder.members import Members, Opened
+from builder.nearest import no_release
 from builder.remote import RangedFile
-from builder.resolve import markers, wheel_tags
 from builder.settings import Settings, redact
+from builder.tags import markers, wheel_tags
+from builder.zipdir import sound
 
 END = 64 * 1024
 """Bytes of a wheel's end that are asked for first; the directory of torch's has 1.1 MB, that of most others a tenth of this."""
-
-NEAREST = 4
-"""Releases that are named where one does not exist."""
-
-# The platforms that uv names: a newer C library takes the wheels of an older one.
-_UV_GLIBC = (17, 28, *range(31, 41))
 
 
 @dataclass(frozen=True)
@@ -57,11 +50,12 @@ class Target:
 
     python: str
     base: BaseFact
+    machine: str = "x86_64"
 
     @cached_property
     def tags(self) -> Mapping[Tag, int]:
         """The wheel tags that install, with their ranks: the lower the better."""
-        return {tag: rank for rank, tag in enumerate(wheel_tags(self.python, 2, self.glibc))}
+        return {tag: rank for rank, tag in enumerate(wheel_tags(self.python, 2, self.glibc, self.machine))}
 
     @property
     def glibc(self) -> int:
@@ -71,16 +65,16 @@ class Target:
     @property
     def environment(self) -> dict[str, str]:
         """The values of PEP 508's markers there."""
-        return markers(self.python)
+        return markers(self.python, self.machine)
+
+    def __str__(self) -> str:
+        """`Python 3.11 on Debian 12`."""
+        there = "" if self.machine == "x86_64" else f", {self.machine}"
+        return f"Python {self.python} on {self.base.title}{there}"
 
 
-class _Shallow(RangedFile):
-    """A wheel of which the end is read no further than a small directory needs: CUDA's wheels have a hundred members."""
-
-    def _get(self, value: str, most: int) -> tuple[int, bytes, int]:
-        if value.startswith("bytes=-"):
-            value, most = f"bytes=-{min(most, END)}", min(most, END)
-        return super()._get(value, most)
+shallow = partial(RangedFile, tail=END)
+"""A wheel of which the end is read no further than a small directory needs: CUDA's wheels have a hundred members."""
 
 
 @dataclass(frozen=True)
@@ -164,15 +158,22 @@ class Index:
             return found
         here = [package for package in self._page(name) if _version(package) == version]
         if not here:
-            raise self._no_release(name, version)
+            known = (other for package in self._page(name) if (other := _version(package)))
+            raise no_release(name, version, known)
         found = self._best(name, here)
         if found is None:
             files = ", ".join(sorted(package.filename for package in here)[:8])
-            base = f"Python {self.target.python} on {self.target.base.title}"
+            instead = self._instead(name, version)
+            if not any(package.package_type == "wheel" for package in here):
+                raise UsageError(
+                    f"{name} {version} has no wheel at all",
+                    because=f"it is built from source (the index has {files}), so there are no native files to look at",
+                    hint=instead.removesuffix("; ") or "a wheel of your own is named with `--wheels DIR`",
+                )
             raise UsageError(
-                f"{name} {version} has no wheel for {base}",
+                f"{name} {version} has no wheel for {self.target}",
                 because=f"the index has {files}",
-                hint="another Python is named with `--python`, another base with `--base`",
+                hint=f"{instead}another Python is named with `--python`, another base with `--base`",
             )
         said = {
             "index": self._endpoint,
@@ -183,10 +184,22 @@ class Index:
         }
         path = self._answer(name, version)
         try:
-            write_atomic(path, canonical_json(said))
+            write_atomic(path, canonical_json(said), durable=False)
         except OSError as error:
             raise not_writable(path, error) from error
         return found
+
+    def has(self, name: str, version: Version) -> bool:
+        """Whether there is such a release at all, in a folder of wheels, the cache or on the index."""
+        if self._in_folders(name, version) or self._known(name, version):
+            return True
+        return any(_version(package) == version for package in self._page(name))
+
+    def _instead(self, name: str, version: Version) -> str:
+        """The nearest release that has a wheel for the target: a later one, if there is one."""
+        others = self.versions(name, SpecifierSet())
+        near = next((other for other in others if other > version), others[-1] if others else None)
+        return f"the nearest release with one is `{near}`; " if near is not None else ""
 
     def files(self, name: str, version: Version) -> dict[str, str]:
         """The Linux x86_64 wheels of a release, for any Python: file name → sha256."""
@@ -220,7 +233,7 @@ class Index:
         else:
             self._metadata_of_opened(release)
             wheel = RemoteWheel(release.name, release.version, release.file, release.url, release.sha256)
-            (text,) = fetch_metadata([wheel], self._settings)
+            (text,) = fetch_metadata([wheel], self._settings, self._client)
         found = []
         for line in HeaderParser().parsestr(text).get_all("Requires-Dist") or []:
             try:
@@ -251,9 +264,9 @@ class Index:
         if path is None:
             folder = self._settings.cache / "ranges" / release.sha256[:2] / release.sha256
             try:
-                ranged = _Shallow(folder, release.file, release.sha256, self._client, lambda: release.url, release.size)
+                ranged = shallow(folder, release.file, release.sha256, self._client, lambda: release.url, release.size)
             except NoRangesError:
-                path = fetch_artefact(self._artefact(release), self._settings)
+                path = self._whole(release)
             else:
                 self._sizes[release.file] = ranged.size
                 self._opened[release.file] = ranged
@@ -264,9 +277,12 @@ class Index:
     def _client(self) -> requests.Session:
         return session(self._settings)
 
-    @staticmethod
-    def _artefact(release: Release) -> Artefact:
-        return Artefact(
+    def _whole(self, release: Release) -> Path:
+        # They take their time to import, and hardly anybody needs them.
+        from builder.fetch import fetch_artefact
+        from builder.lock import Artefact
+
+        wanted = Artefact(
             name=release.name,
             version=release.version,
             metadata_version=release.version,
@@ -278,6 +294,7 @@ class Index:
             requires=(),
             layer="rest",
         )
+        return fetch_artefact(wanted, self._settings)
 
     # Which file.
 
@@ -322,7 +339,8 @@ class Index:
         return sha256_hex((self._settings.index or "").encode())
 
     def _answer(self, name: str, version: Version) -> Path:
-        key = sha256_hex(canonical_json([name, str(version), self.target.python, self.target.glibc]))
+        asked = [name, str(version), self.target.python, self.target.glibc, self.target.machine]
+        key = sha256_hex(canonical_json(asked))
         return self._settings.cache / "releases" / f"{name}-{key[:24]}.json"
 
     def _known(self, name: str, version: Version) -> Release | None:
@@ -337,20 +355,10 @@ class Index:
     def _page(self, name: str) -> list[DistributionPackage]:
         if name not in self._pages:
             try:
-                self._pages[name] = project_page(name, self._settings)
+                self._pages[name] = project_page(name, self._settings, self._client)
             except NoSuchProjectError:
                 raise UsageError(f"the index has no package `{name}`") from None
         return self._pages[name]
-
-    def _no_release(self, name: str, version: Version) -> UsageError:
-        known = sorted({found for package in self._pages[name] if (found := _version(package))})
-        at = sum(found < version for found in known)
-        near = known[max(0, min(at - NEAREST // 2, len(known) - NEAREST)) :][:NEAREST]
-        return UsageError(
-            f"{name} has no release {version}",
-            because=f"the index has {len(known)}" + (f", from {known[0]} to {known[-1]}" if known else ""),
-            hint=f"near it are {', '.join(f'`{found}`' for found in near)}" if near else "",
-        )
 
 
 def _version(package: DistributionPackage) -> Version | None:
@@ -369,7 +377,7 @@ def _named(file: str) -> tuple[str, Version] | None:
 
 def _metadata(file: Path | RangedFile, name: str) -> str:
     try:
-        with zipfile.ZipFile(file) as archive:
+        with sound(zipfile.ZipFile(file)) as archive:
             (member,) = [item for item in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", item)]
             return archive.read(member).decode("utf-8", errors="replace")
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, ValueError) as error:
@@ -381,13 +389,15 @@ def resolve(asked: Sequence[Requirement], target: Target, settings: Settings) ->
 
     Raises `LockError` where there is no resolution, `UnreachableError` for an index that does not answer.
     """
-    minor = max((known for known in _UV_GLIBC if known <= target.glibc), default=_UV_GLIBC[0])
+    from uv import find_uv_bin
+
+    minor = resolver_glibc(target.glibc)
     with tempfile.TemporaryDirectory(prefix="builder-abi-") as temporary:
         lines = Path(temporary) / "requirements.in"
         lines.write_text("".join(f"{requirement}\n" for requirement in asked), encoding="utf-8")
         argv = [find_uv_bin(), "pip", "compile", str(lines), "--quiet", "--no-header", "--no-annotate", "--no-build"]
         argv += ["--python", sys.executable, "--python-version", target.python]
-        argv += ["--python-platform", f"x86_64-manylinux_2_{minor}"]
+        argv += ["--python-platform", f"{target.machine}-manylinux_2_{minor}"]
         done = subprocess.run(argv, env=settings.child_environment(), capture_output=True, text=True, check=False)
     if done.returncode:
         words = redact(done.stderr.replace(f"{temporary}/", "")).strip()
