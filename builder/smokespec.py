@@ -6,12 +6,13 @@ The native part's spec does not know sglang, so that a new patch level of sglang
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from builder import facts
 from builder.files import canonical_json, sha256_hex
 from builder.layers import LayerPlan
-from builder.ledger import applying, exceptions, smoke_facts
+from builder.ledger import applying, exceptions, locked, smoke_facts, variants
 from builder.matrix import Matrix
 
 SCHEMA = 1
@@ -32,6 +33,8 @@ def smoke_spec(plan: LayerPlan, *, native: bool, patches: Sequence[Mapping[str, 
     below = [item for item in listed if item["layer"] != "sglang"]
     native_lock = sha256_hex(canonical_json(below))
     cuda = plan.matrix.cuda
+    known["cuda_packages"] = {**known["cuda_packages"], "both": _of_both(versions)}
+    grouped = [_plain(asdict(each)) for each in variants(versions)]
     return {
         "schema": SCHEMA,
         # The native part is one for all matrices that share what is below sglang: it does not know its matrix's name.
@@ -52,11 +55,23 @@ def smoke_spec(plan: LayerPlan, *, native: bool, patches: Sequence[Mapping[str, 
             *(_plain(entry) for entry in exceptions() if applying(entry, versions)),
             *_differences(plan.matrix, versions),
         ],
-        "shared_files": [_plain(entry) for entry in shared],
+        **({"variants": grouped} if grouped else {}),
+        "shared_files": [_plain(entry) for entry in shared if _shares(entry, versions)],
         "imports": [] if native or "sglang" not in versions else list(imports),
         "facts": _plain(known),
         **({} if native or not patches else {"patches": list(patches)}),
     }
+
+
+def _shares(entry: Mapping[str, Any], versions: Mapping[str, str]) -> bool:
+    """Whether an entry is about the release that wins; of what is not there the smoke test says so itself."""
+    return entry["wins"] not in versions or locked(entry["wins"], entry.get("versions"), versions)
+
+
+def _of_both(versions: Mapping[str, str]) -> list[str]:
+    """Of these packages those that are beside either CUDA, whatever their names say: facts/cuda-majors.yaml."""
+    found = [fact for fact in facts.load_facts(facts.CudaMajorFact) if fact.major == "both"]
+    return sorted(name for fact in found for name in fact.packages if locked(name, fact.versions, versions))
 
 
 def _differences(matrix: Matrix, versions: Mapping[str, str]) -> list[dict[str, Any]]:

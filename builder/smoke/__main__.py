@@ -33,7 +33,7 @@ _OK, _FAILED, _USAGE = 0, 3, 2
 def run_native(spec: Spec, tree: Tree, workspace: Workspace, reporter: Reporter, only: frozenset[str]) -> None:
     """Every check that does not depend on the sglang layer."""
     scope = spec.names(sglang=False)
-    ledger = Ledger(spec.exceptions, tree)
+    ledger = Ledger(spec, tree)
     native = Native(spec, tree, workspace, scope)
     _run_all(
         reporter,
@@ -59,7 +59,7 @@ def run_native(spec: Spec, tree: Tree, workspace: Workspace, reporter: Reporter,
 def run_sglang(spec: Spec, tree: Tree, workspace: Workspace, reporter: Reporter, only: frozenset[str]) -> None:
     """The checks of the sglang layer, on an image that is otherwise whole."""
     scope = spec.names(sglang=True)
-    ledger = Ledger(spec.exceptions, tree)
+    ledger = Ledger(spec, tree)
     native = Native(spec, tree, workspace, scope)
     faked = Faked(native)
     _run_all(

@@ -7,7 +7,8 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from builder.elf import ElfError, read_file
+from builder.elf import read_file
+from builder.elf_image import ElfError
 from builder.smoke.child import Outcome, Workspace, shorten
 from builder.smoke.cuda import home_environment
 from builder.smoke.ledger import Ledger

@@ -27,7 +27,12 @@ def soname_majors(spec: Spec, name: str) -> tuple[int, ...]:
 
 
 def package_major(spec: Spec, name: str) -> int | None:
-    """The CUDA major that a distribution's name states (facts: `cuda_packages`, patterns with one group)."""
+    """The CUDA major that a distribution's name states (facts: `cuda_packages`, patterns with one group).
+
+    None for one that goes beside either (`both`).
+    """
+    if name in spec.fact("cuda_packages").get("both", ()):
+        return None
     for pattern in spec.fact("cuda_packages").get("patterns", ()):
         if match := re.search(str(pattern), name):
             return int(match.group(1))

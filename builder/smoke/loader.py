@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from builder.elf import Elf, ElfError, read_file
+from builder.elf import Elf, read_file
+from builder.elf_image import ElfError
 
 _CACHE = Path("/etc/ld.so.cache")
 _CACHE_MAGIC = b"glibc-ld.so.cache1.1"

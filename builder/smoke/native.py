@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 
-from builder.elf import Elf, ElfError
+from builder.elf import Elf
+from builder.elf_image import ElfError
 from builder.smoke.child import Workspace
 from builder.smoke.loader import Library, Loader, Object
 from builder.smoke.spec import Spec, normalise

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from builder.smoke.variants import Variants
+
 SCHEMA = 1
 # The layer that the native part ignores: it is built, and checked, later.
 SGLANG_LAYER = "sglang"
@@ -102,6 +104,7 @@ class Spec:
     gpus: tuple[Gpu, ...]
     artefacts: tuple[Artefact, ...]
     exceptions: tuple[ExceptionEntry, ...]
+    variants: tuple[Variants, ...]
     shared_files: tuple[SharedFiles, ...]
     imports: tuple[str, ...]
     facts: Mapping[str, Any]
@@ -173,6 +176,7 @@ def parse_spec(data: Any) -> Spec:
         exceptions=tuple(
             _exception(item) for item in top.children("exceptions") if _applies(item, cuda.number("major"))
         ),
+        variants=tuple(_variants(item) for item in top.children("variants")) if "variants" in top.data else (),
         shared_files=tuple(
             SharedFiles(
                 item.text("id"),
@@ -234,6 +238,20 @@ def _exception(item: _Reader) -> ExceptionEntry:
     )
 
 
+def _variants(item: _Reader) -> Variants:
+    path = item.text("path")
+    if path.count("{cuda}") + path.count("{torch}") != 1:
+        raise SpecError(f"{item.where}.path is `{path}`, which has to have `{{cuda}}` or `{{torch}}` once")
+    return Variants(
+        normalise(item.text("distribution")),
+        path,
+        item.flag("near"),
+        item.flag("required"),
+        item.texts("elsewhere"),
+        item.text("without"),
+    )
+
+
 class _Reader:
     """Typed access to JSON data; errors name the place (`spec.cuda.home`)."""
 
@@ -256,6 +274,9 @@ class _Reader:
 
     def number(self, name: str) -> int:
         return int(self._get(name, int))
+
+    def flag(self, name: str) -> bool:
+        return bool(self._get(name, bool))
 
     def child(self, name: str) -> _Reader:
         return _Reader(self._get(name, dict), f"{self.where}.{name}")

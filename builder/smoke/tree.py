@@ -21,7 +21,9 @@ from builder.smoke.spec import normalise
 # e_machine by os.uname().machine, to leave out ELF files for other machines (a cubin is one: 190, EM_CUDA).
 _E_MACHINE = {"x86_64": 62, "aarch64": 183}
 _ET_EXEC, _ET_DYN = 2, 3
-_SHARED_OBJECT = re.compile(r".\.so(\.[0-9]+)*$")
+# Numbers as they are given: `.12`, `.1.1.1k` (OpenSSL), `.0unstable` (AWS), `.1.17.0-beta.1` (Azure).
+_SHARED_OBJECT = re.compile(r".\.so(\.[0-9]+[a-z]*(-[a-z]+)?)*$")
+_EXTENSION = re.compile(r"\.(cpython-[^/]*|abi3)\.so$")
 
 
 @dataclass(frozen=True)
@@ -103,8 +105,14 @@ class Tree:
         return text
 
     def shared_objects(self, scope: Iterable[str]) -> list[tuple[str, Distribution]]:
-        """Paths that RECORDs of the distributions in ``scope`` call `*.so` or `*.so.N`, each once, in order."""
-        return self._select(scope, is_shared_object)
+        """Paths that RECORDs of the distributions in ``scope`` call `*.so` or `*.so.N`, each once, in order.
+
+        Without those for another machine where their distribution has others for this one: nothing opens them here.
+        """
+        found = self._select(scope, is_shared_object)
+        foreign = {path for path, _ in found if not is_extension(path) and _is_foreign(self.path(path))}
+        at_home = {distribution.name for path, distribution in found if path not in foreign}
+        return [(path, owner) for path, owner in found if path not in foreign or owner.name not in at_home]
 
     def programs(self, scope: Iterable[str]) -> list[tuple[str, Distribution]]:
         """Native programs and libraries for this machine that are not called `*.so`: found by their first bytes."""
@@ -131,21 +139,37 @@ class Tree:
 
 
 def is_shared_object(path: str) -> bool:
-    """Whether a name is a shared object's: `x.so`, `x.so.12`, `x.so.1.2.3`."""
+    """Whether a name is a shared object's: `x.so`, `x.so.12`, `x.so.1.1.1k`."""
     return _SHARED_OBJECT.search(posixpath.basename(path)) is not None
 
 
+def is_extension(path: str) -> bool:
+    """Whether a name is one that Python imports: it says itself what it is for, and has to be it."""
+    return _EXTENSION.search(path) is not None
+
+
 def _is_native(path: Path) -> bool:
-    machine = _E_MACHINE.get(os.uname().machine)
+    kind, number = _head(path)
+    return kind in (_ET_EXEC, _ET_DYN) and number == _E_MACHINE.get(os.uname().machine, number)
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether it is an ELF file for another machine."""
+    kind, number = _head(path)
+    return bool(kind) and number != _E_MACHINE.get(os.uname().machine, number)
+
+
+def _head(path: Path) -> tuple[int, int]:
+    """e_type and e_machine of an ELF file; two zeros for any other."""
     try:
         with path.open("rb", buffering=0) as file:
             head = file.read(20)
     except OSError:
-        return False
+        return 0, 0
     if len(head) < 20 or not head.startswith(b"\x7fELF"):
-        return False
+        return 0, 0
     kind, number = struct.unpack_from("<HH", head, 16)
-    return kind in (_ET_EXEC, _ET_DYN) and (machine is None or number == machine)
+    return kind, number
 
 
 def _read_distribution(info: Path) -> Distribution:

@@ -13,6 +13,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 SITE_PACKAGES, *TARGETS = sys.argv[1:] if len(sys.argv) > 1 else [""]
@@ -56,7 +57,7 @@ def main() -> None:
     from triton.backends.nvidia import driver  # type: ignore[import-not-found,unused-ignore]
     from triton.compiler import ASTSource  # type: ignore[import-not-found,unused-ignore]
 
-    attempt("driver module", driver.CudaUtils)
+    utils = attempt("driver module", driver.CudaUtils)
     pointers = {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32", "BLOCK": "constexpr"}
     for capability in TARGETS:
         number = int(capability.replace(".", ""))
@@ -76,6 +77,8 @@ def main() -> None:
             if built is None:
                 raise RuntimeError("there is no kernel to launch")
             source, kernel = built
+            # From 3.8 on the launcher is the driver module's, and asked of the driver that is active: here none is.
+            triton.runtime.driver.set_active(SimpleNamespace(utils=utils))
             with contextlib.redirect_stdout(io.StringIO()):
                 return driver.CudaLauncher(source, kernel.metadata)
 
