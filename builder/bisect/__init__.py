@@ -1,0 +1,1 @@
+"""Which change between a stack that works and one that does not is to blame."""
