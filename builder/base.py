@@ -14,7 +14,7 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from builder import bootstrap, facts
+from builder import archive, bootstrap, facts
 from builder.errors import BuildError, LockError, UnreachableError
 from builder.files import canonical_json, sha256_hex
 from builder.lock import Base, OsPackage
@@ -67,34 +67,43 @@ def rootfs_path(base: Base, settings: Settings) -> Path:
 def _sources(matrix: Matrix, settings: Settings) -> str:
     """One-line apt sources for the release, from the machine's own mirror or the one that is set."""
     distribution, release = matrix.base.distribution, matrix.base.release
-    keyring = _keyring(distribution)
     components = " ".join(COMPONENTS[distribution])
     if settings.archive is not None:
         suites = [(settings.archive, release), (settings.archive, f"{release}-updates")]
     else:
         suites = list(_host_suites(distribution, release))
+    # Keys are of use only where there is a mirror.
+    keyring = _keyring(distribution)
     return "".join(f"deb [signed-by={keyring}] {uri} {suite} {components}\n" for uri, suite in suites)
 
 
 def site_sources(matrix: Matrix, settings: Settings) -> str | None:
     """The apt sources that the site has for the matrix's OS; None where it has none and an image's own have to serve."""
-    if settings.archive is None and bootstrap.os_release().get("ID") != matrix.base.distribution:
+    if settings.archive is None and archive.os_release().get("ID") != matrix.base.distribution:
         return None
     return _sources(matrix, settings)
 
 
 def _keyring(distribution: str) -> Path:
     relative = KEYRINGS[distribution]
-    for path in (Path("/") / relative, bootstrap.UNPACKED / relative):
+    for path in (Path("/") / relative, archive.UNPACKED / relative):
         if path.is_file():
             return path
-    bootstrap.setup_packages([relative.name.removesuffix(".gpg")])
-    return bootstrap.UNPACKED / relative
+    package = relative.name.removesuffix(".gpg")
+    try:
+        bootstrap.setup_packages([package])
+    except archive.SetupError as error:
+        raise BuildError(
+            f"the keys of {distribution}'s archive are not on this machine",
+            because=f"{error.what}: {error.because}",
+            hint=f"install `{package}`, or build on {distribution.capitalize()}",
+        ) from error
+    return archive.UNPACKED / relative
 
 
 def _host_suites(distribution: str, release: str) -> Iterator[tuple[str, str]]:
     """(URI, suite) of the release as the host's apt has them; the host's own release name is exchanged."""
-    host = bootstrap.os_release()
+    host = archive.os_release()
     if host.get("ID") != distribution:
         raise BuildError(
             f"no mirror of {distribution} is known on this machine",
@@ -103,7 +112,7 @@ def _host_suites(distribution: str, release: str) -> Iterator[tuple[str, str]]:
         )
     own = host.get("VERSION_CODENAME", "")
     seen = set()
-    for suite, uri in bootstrap.Archive().suites():
+    for suite, uri in archive.Archive().suites():
         pair = (uri, suite.replace(own, release, 1))
         if suite.startswith(own) and pair not in seen:
             seen.add(pair)
@@ -132,7 +141,7 @@ def _require_bootstrap() -> None:
     try:
         if bootstrap.find_program("mmdebstrap") is None or bootstrap.find_program("perl") is None:
             bootstrap.setup_packages(["mmdebstrap"])
-    except bootstrap.SetupError as error:
+    except archive.SetupError as error:
         raise BuildError(error.what, because=error.because, hint=error.hint) from error
 
 
@@ -176,8 +185,8 @@ def bootstrap_rootfs(matrix: Matrix, target: Path, settings: Settings) -> tuple[
 
 def packages_in(rootfs: Path) -> tuple[OsPackage, ...]:
     """Every installed package of a root file system in a tar file, from its package database, sorted by name."""
-    with tarfile.open(rootfs) as archive:
-        member = archive.extractfile("./var/lib/dpkg/status")
+    with tarfile.open(rootfs) as tar:
+        member = tar.extractfile("./var/lib/dpkg/status")
         assert member is not None
         text = member.read().decode()
     return parse_status(text)
@@ -235,10 +244,10 @@ def archive_versions(matrix: Matrix, base: Base, settings: Settings) -> tuple[Os
     }
     argv = [part for key, value in options.items() for part in ("-o", f"{key}={value}")]
     try:
-        bootstrap.run(["apt-get", *argv, "-qq", "update"])
+        archive.run(["apt-get", *argv, "-qq", "update"])
         names = [package.name for package in base.packages]
-        listed = bootstrap.run(["apt-cache", *argv, "policy", *names])
-    except bootstrap.SetupError as error:
+        listed = archive.run(["apt-cache", *argv, "policy", *names])
+    except archive.SetupError as error:
         raise UnreachableError(error.what, because=error.because, hint=error.hint) from error
     candidates = dict(re.findall(r"^(\S+):\n  Installed: .*\n  Candidate: (\S+)$", listed, flags=re.MULTILINE))
     if not candidates:

@@ -1,6 +1,6 @@
 """Set up what a bare Debian or Ubuntu machine lacks: a virtual environment, an engine, an archive bootstrapper.
 
-Standard library only and no import from the rest of the package: it runs on the system's Python before the
+Standard library only, and of the package `builder.archive` alone: it runs on the system's Python before the
 virtual environment exists (``make venv`` calls it by path). Packages come from the distribution's archive through
 the machine's own apt configuration (mirror, proxy, certificate authority, signatures), are unpacked into ``.tools/``
 and never installed: the system's apt sources, package database and files stay as they are.
@@ -25,13 +25,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TOOLS = Path(os.environ.get("BUILDER_TOOLS", ROOT / ".tools"))
-UNPACKED = TOOLS / "root"
-ENGINE = TOOLS / "engine"
+
+if __name__ == "__main__":
+    # By path the package is not found but for this, and its folder comes first: `bisect` would not be the standard library's.
+    sys.path[:] = [str(ROOT), *(place for place in sys.path if Path(place).resolve() != ROOT / "builder")]
+
+from builder import archive
+from builder.archive import Archive, SetupError, say
+
+ENGINE = archive.TOOLS / "engine"
 DEFAULT_SOCKET = Path("/var/run/docker.sock")
 
 # Unix socket paths end at 107 bytes and containerd puts its own below the exec-root: keep it short, one per checkout.
-EXEC_ROOT = Path("/run") / ("sglang-stack-" + hashlib.sha256(str(TOOLS).encode()).hexdigest()[:8])
+EXEC_ROOT = Path("/run") / ("sglang-stack-" + hashlib.sha256(str(archive.TOOLS).encode()).hexdigest()[:8])
 
 # A release whose own engine is too old takes it from a newer one (facts/engine.md: Debian 12 has Engine 20.10 without
 # buildx; 13's binaries run unpacked, except runc, which wants a newer libc). Everything else is the release's own.
@@ -44,161 +50,15 @@ ENGINE_PACKAGES = {
 ENGINE_NATIVE = ("runc", "iptables")
 BASE_PACKAGES = ("mmdebstrap",)
 REGISTRY_PACKAGES = ("docker-registry",)
-
-EXIT_ENGINE = 6
-
-
-class SetupError(Exception):
-    """The machine cannot be set up: what happened, why, and what the user can do.
-
-    Raised by every function of this module that runs a program; ``main`` prints it and exits with ``code``.
-    """
-
-    def __init__(self, what: str, because: str, hint: str, code: int = EXIT_ENGINE) -> None:
-        super().__init__(what)
-        self.what, self.because, self.hint, self.code = what, because, hint, code
-
-
-def say(message: str) -> None:
-    """Progress goes to stderr, as in every verb."""
-    print(message, file=sys.stderr, flush=True)
-
-
-def os_release() -> dict[str, str]:
-    """`/etc/os-release` as a mapping; empty where there is none."""
-    try:
-        lines = Path("/etc/os-release").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return {}
-    pairs = (line.split("=", 1) for line in lines if "=" in line)
-    return {key: value.strip().strip('"') for key, value in pairs}
-
-
-def run(argv: Sequence[str], *, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
-    """Run a program and return its stdout; a failure is a `SetupError` with its last words."""
-    try:
-        done = subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, check=False)
-    except FileNotFoundError as error:
-        raise SetupError(
-            f"`{argv[0]}` was not found", str(error), "this set-up needs Debian's or Ubuntu's apt and dpkg"
-        ) from error
-    if done.returncode:
-        tail = "\n  ".join((done.stderr or done.stdout).strip().splitlines()[-8:])
-        raise SetupError(
-            f"`{' '.join(argv[:2])} …` exited with {done.returncode}",
-            tail,
-            "see that the machine's apt sources can be reached: `apt-get update`",
-        )
-    return done.stdout
-
-
-# ---------------------------------------------------------------------------------------------- the archive
-
-
-class Archive:
-    """The distribution's archive, read through a private apt state below ``.tools/apt``.
-
-    ``release`` other than the host's keeps the mirror and changes the suite; its packages are only ever unpacked.
-    """
-
-    def __init__(self, release: str | None = None) -> None:
-        self.host = os_release().get("VERSION_CODENAME", "")
-        self.release = release or self.host
-        self.directory = TOOLS / "apt" / self.release
-        self._ready = False
-
-    def _options(self) -> list[str]:
-        directory = self.directory
-        options = {
-            "Dir::State::lists": directory / "lists",
-            "Dir::Cache": directory / "cache",
-            "Dir::Cache::archives": directory / "cache" / "archives",
-            "APT::Sandbox::User": "root",
-            "Dpkg::Use-Pty": "0",
-            "Acquire::Retries": "3",
-        }
-        if self.release != self.host:
-            options["Dir::Etc::sourcelist"] = directory / "foreign.list"
-            options["Dir::Etc::sourceparts"] = Path("/dev/null")
-        return [part for key, value in options.items() for part in ("-o", f"{key}={value}")]
-
-    def prepare(self) -> None:
-        """Fetch the package lists once a run (into ``.tools``; the system's own lists are not touched)."""
-        if self._ready:
-            return
-        for name in ("lists/partial", "cache/archives/partial"):
-            (self.directory / name).mkdir(parents=True, exist_ok=True)
-        if self.release != self.host:
-            (self.directory / "foreign.list").write_text(self._foreign_sources(), encoding="utf-8")
-        run(["apt-get", *self._options(), "-qq", "update"])
-        self._ready = True
-
-    def suites(self) -> list[tuple[str, str]]:
-        """(suite, URI) of every suite with a `main` that the sources name, `-updates` and `-security` among them.
-
-        apt lists only what it has fetched: it is asked after `prepare`, since the system's own lists may be old or none.
-        """
-        self.prepare()
-        listed = run(
-            [
-                "apt-get",
-                *self._options(),
-                "indextargets",
-                "--format",
-                "$(CREATED_BY)|$(CODENAME)|$(COMPONENT)|$(REPO_URI)",
-            ]
-        )
-        rows = (line.split("|", 3) for line in listed.splitlines())
-        found = [(suite, uri) for created, suite, part, uri in rows if created == "Packages" and part == "main"]
-        return list(dict.fromkeys(found))
-
-    def _foreign_sources(self) -> str:
-        # apt itself says where the host gets its release from: the mirror is the site's, never ours.
-        for suite, uri in Archive(self.host).suites():
-            if suite == self.host:
-                keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
-                return f"deb [signed-by={keyring}] {uri} {self.release} main\n"
-        raise SetupError(
-            f"no apt source for `{self.host}` main was found",
-            "the engine's packages are taken from the mirror that the machine already uses",
-            "add the release's main component to the apt sources, or install a Docker Engine 23 or newer",
-        )
-
-    def missing(self, names: Sequence[str]) -> list[str]:
-        """The packages that apt would install for `names` here: themselves and the dependencies the host lacks."""
-        self.prepare()
-        out = run(["apt-get", *self._options(), "-qq", "-s", "install", "--no-install-recommends", *names])
-        return [line.split()[1] for line in out.splitlines() if line.startswith("Inst ")]
-
-    def unpack(self, names: Sequence[str], target: Path | None = None) -> None:
-        """Download `names` (signature and hash checked by apt) and unpack them below ``.tools/root``, or `target`."""
-        wanted = [name for name in names if target is not None or not self._stamp(name).exists()]
-        if not wanted:
-            return
-        self.prepare()
-        downloads = self.directory / "debs"
-        downloads.mkdir(parents=True, exist_ok=True)
-        say(f"unpacking into {target or TOOLS}: {' '.join(wanted)} (from {self.release})")
-        run(["apt-get", *self._options(), "-qq", "download", *wanted], cwd=downloads)
-        (target or UNPACKED).mkdir(parents=True, exist_ok=True)
-        for name in wanted:
-            for deb in sorted(downloads.glob(f"{name.split(':')[0]}_*.deb")):
-                run(["dpkg-deb", "-x", str(deb), str(target or UNPACKED)])
-                deb.unlink()
-            if target is None:
-                self._stamp(name).touch()
-
-    def _stamp(self, name: str) -> Path:
-        stamps = self.directory / "unpacked"
-        stamps.mkdir(parents=True, exist_ok=True)
-        return stamps / name.replace("/", "_")
+# cosign 2.5 is a package of Debian 13, a program without libraries; Debian 12 and Ubuntu 24.04 have none.
+COSIGN_FROM = {"bookworm": "trixie", "trixie": "trixie"}
 
 
 def require_debian(what: str) -> str:
     """The host's code name, or the error that says which hosts `what` can be set up on."""
-    codename = os_release().get("VERSION_CODENAME", "")
+    codename = archive.os_release().get("VERSION_CODENAME", "")
     if codename not in ENGINE_PACKAGES or shutil.which("apt-get") is None:
-        system = os_release().get("PRETTY_NAME", sys.platform)
+        system = archive.os_release().get("PRETTY_NAME", sys.platform)
         raise SetupError(
             f"{what} cannot be set up on `{system}`",
             f"this is done from the distribution's archive, on {', '.join(sorted(ENGINE_PACKAGES))} only",
@@ -218,21 +78,25 @@ def require_root(what: str) -> None:
 
 def library_path() -> str:
     """Folders of ``.tools`` with shared libraries, for `LD_LIBRARY_PATH` of the programs unpacked there."""
-    folders = [UNPACKED / "usr/lib/x86_64-linux-gnu", UNPACKED / "lib/x86_64-linux-gnu", UNPACKED / "usr/lib"]
+    folders = [
+        archive.UNPACKED / "usr/lib/x86_64-linux-gnu",
+        archive.UNPACKED / "lib/x86_64-linux-gnu",
+        archive.UNPACKED / "usr/lib",
+    ]
     return ":".join(str(folder) for folder in folders if folder.is_dir())
 
 
 def tool_environment() -> dict[str, str]:
     """The environment that programs from ``.tools`` run in; empty additions where nothing was unpacked."""
     env = dict(os.environ)
-    programs = [UNPACKED / part for part in ("usr/bin", "usr/sbin", "sbin", "bin")]
+    programs = [archive.UNPACKED / part for part in ("usr/bin", "usr/sbin", "sbin", "bin")]
     # The system's own programs come first: only what the host lacks is taken from .tools.
     env["PATH"] = ":".join([env.get("PATH", os.defpath), *(str(p) for p in programs if p.is_dir())])
     if library_path():
         env["LD_LIBRARY_PATH"] = ":".join(filter(None, [env.get("LD_LIBRARY_PATH"), library_path()]))
-        env["XTABLES_LIBDIR"] = str(UNPACKED / "usr/lib/x86_64-linux-gnu/xtables")
+        env["XTABLES_LIBDIR"] = str(archive.UNPACKED / "usr/lib/x86_64-linux-gnu/xtables")
         patterns = ("usr/share/perl5", "usr/share/perl/*", "usr/lib/x86_64-linux-gnu/perl/*")
-        perl = [str(path) for pattern in patterns for path in sorted(UNPACKED.glob(pattern))]
+        perl = [str(path) for pattern in patterns for path in sorted(archive.UNPACKED.glob(pattern))]
         if perl and shutil.which("perl") is None:
             env["PERL5LIB"] = ":".join(perl)
     return env
@@ -307,7 +171,7 @@ def setup_engine(store: str = "") -> str:
         )
     release = require_debian("a Docker Engine")
     require_root("a Docker Engine")
-    say(f"no Docker Engine is installed: setting one up in {TOOLS} (remove it with `make clean-tools`)")
+    say(f"no Docker Engine is installed: setting one up in {archive.TOOLS} (remove it with `make clean-tools`)")
     unpack_engine(release)
     return start_engine(store)
 
@@ -337,7 +201,7 @@ def start_engine(store: str = "") -> str:
     limits = {"gc": {"enabled": True, "defaultKeepStorage": "40GB"}}
     config.write_text(json.dumps({"features": features, "builder": limits}) + "\n", encoding="utf-8")
     argv = [
-        str(UNPACKED / "usr/sbin/dockerd"),
+        str(archive.UNPACKED / "usr/sbin/dockerd"),
         *("--config-file", str(config)),
         *("--data-root", str(ENGINE / "data")),
         *("--exec-root", str(EXEC_ROOT)),
@@ -369,9 +233,9 @@ def choose_iptables() -> None:
 
     The nf_tables variant is the distribution's default; the legacy one serves kernels that lack it.
     """
-    if (UNPACKED / "usr/sbin/iptables").exists() or find_program("iptables") is not None:
+    if (archive.UNPACKED / "usr/sbin/iptables").exists() or find_program("iptables") is not None:
         return
-    folder = UNPACKED / "usr/sbin"
+    folder = archive.UNPACKED / "usr/sbin"
     words = ""
     for variant in ("nft", "legacy"):
         probe = [str(folder / f"iptables-{variant}"), "-t", "nat", "-L", "-n"]
@@ -417,9 +281,9 @@ def clean() -> None:
     # An engine leaves its bridge behind; it is ours if the engine was, and nobody else's runs.
     if stop_engine() and shutil.which("ip") is not None and not engine_answers(DEFAULT_SOCKET):
         subprocess.run(["ip", "link", "delete", "docker0"], capture_output=True, check=False)
-    for mounted in _mounts_below(TOOLS):
-        run(["umount", "-l", mounted])
-    shutil.rmtree(TOOLS, ignore_errors=True)
+    for mounted in _mounts_below(archive.TOOLS):
+        archive.run(["umount", "-l", mounted])
+    shutil.rmtree(archive.TOOLS, ignore_errors=True)
 
 
 def _mounts_below(folder: Path) -> Iterator[str]:
@@ -440,8 +304,22 @@ def find_program(name: str) -> str | None:
 def setup_packages(names: Sequence[str]) -> None:
     """Unpack packages of the host's release (and the dependencies it lacks) into ``.tools``."""
     release = require_debian(", ".join(names))
-    archive = Archive(release)
-    archive.unpack(archive.missing(names))
+    native = Archive(release)
+    native.unpack(native.missing(names))
+
+
+def setup_cosign() -> None:
+    """Unpack `cosign`, unless the system or ``.tools`` has it. Raises `SetupError` where no archive of ours has it."""
+    if find_program("cosign") is not None:
+        return
+    release = require_debian("cosign")
+    if release not in COSIGN_FROM:
+        raise SetupError(
+            f"`cosign` is no package of `{release}`",
+            f"it is taken from Debian's archive, on {', '.join(sorted(COSIGN_FROM))} only",
+            "put a cosign 2 on the PATH, as its project releases it",
+        )
+    Archive(COSIGN_FROM[release]).unpack(["cosign"])
 
 
 def make_venv(target: Path, requirements: Path) -> None:
@@ -463,14 +341,16 @@ def make_venv(target: Path, requirements: Path) -> None:
     try:
         import ensurepip  # noqa: F401
 
-        run([sys.executable, "-m", "venv", "--clear", str(target)])
+        archive.run([sys.executable, "-m", "venv", "--clear", str(target)])
         pip = [str(python), "-m", "pip"]
     except ImportError:
-        run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(target)])
+        archive.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(target)])
         pip = [str(python), *_distribution_pip()]
     quiet = ["--quiet", "--disable-pip-version-check"]
-    run([*pip, "install", *quiet, "--require-hashes", "--no-deps", "-r", str(requirements)], env=_pip_environment())
-    run(
+    archive.run(
+        [*pip, "install", *quiet, "--require-hashes", "--no-deps", "-r", str(requirements)], env=_pip_environment()
+    )
+    archive.run(
         [*pip, "install", *quiet, "--no-deps", "--no-build-isolation", "--editable", str(ROOT)],
         env=_pip_environment(),
     )
@@ -481,9 +361,9 @@ def _distribution_pip() -> list[str]:
     # Debian splits ensurepip off; its wheel of pip runs as it is (a wheel is a zip file with a __main__).
     release = require_debian("a virtual environment without `ensurepip`")
     pattern = "usr/share/python-wheels/pip-*.whl"
-    if not (wheels := [*Path("/").glob(pattern), *UNPACKED.glob(pattern)]):
+    if not (wheels := [*Path("/").glob(pattern), *archive.UNPACKED.glob(pattern)]):
         Archive(release).unpack(["python3-pip-whl"])
-        wheels = [*UNPACKED.glob(pattern)]
+        wheels = [*archive.UNPACKED.glob(pattern)]
     return [f"{wheels[0]}/pip"]
 
 
@@ -501,7 +381,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     engine = verbs.add_parser("engine", help="use the running engine, or set one up and start it")
     engine.add_argument("--store", choices=("classic", "containerd"), default="")
     verbs.add_parser("stop", help="stop the engine that this checkout started")
-    verbs.add_parser("tools", help="unpack what the tests need: engine, buildx, registry, mmdebstrap")
+    verbs.add_parser("tools", help="unpack what the tests need: engine, buildx, registry, mmdebstrap, cosign")
     verbs.add_parser("clean", help="stop our engine and remove .tools")
     arguments = parser.parse_args(argv)
     try:
@@ -516,6 +396,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             if engine_installed() is None:
                 unpack_engine(release)
             setup_packages([*BASE_PACKAGES, *REGISTRY_PACKAGES])
+            try:
+                setup_cosign()
+            except SetupError as error:
+                # Where there is none the rest is of use all the same: tests that need it say that they did not run.
+                say(f"note: {error.what}: {error.hint}")
         elif arguments.verb == "clean":
             clean()
     except SetupError as error:

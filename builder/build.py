@@ -21,7 +21,7 @@ from builder.errors import BuilderError, BuildError, ExitCode
 from builder.facts import UnpackedFact, load_facts
 from builder.files import pretty_size, write_private
 from builder.findings import Finding, Severity
-from builder.labels import INPUTS_LABEL, LABEL
+from builder.labels import INPUTS_LABEL, LABEL, image_names
 from builder.lock import Lock, check_current, lock_path, read_lock
 from builder.matrix import LoadedMatrix, load
 from builder.osimage import ensure_base
@@ -50,8 +50,7 @@ class Prepared:
     @property
     def names(self) -> tuple[str, str]:
         """The image's names: by content, and by matrix."""
-        name = self.loaded.matrix.name
-        return f"sglang-stack:{name}-{self.lock.digest[:12]}", f"sglang-stack:{name}"
+        return image_names(self.loaded.matrix.name, self.lock.digest)
 
 
 class FindingsError(BuilderError):
@@ -137,7 +136,7 @@ def build_image(
     prepared = supplied(prepared, settings)
     ensure_base(engine, buildx, prepared.loaded.matrix, prepared.lock, settings)
     context = settings.cache / "contexts" / prepared.loaded.matrix.name
-    with _locked(context.with_name(context.name + ".lock")), secret_files(prepared, settings) as secrets:
+    with locked(context.with_name(context.name + ".lock")), secret_files(prepared, settings) as secrets:
         if secrets and engine.reads_all_for_secrets:
             note(
                 f"Docker Engine {engine.version} reads the image again before each step that gets a secret "
@@ -197,7 +196,7 @@ def secret_files(prepared: Prepared, settings: Settings) -> Iterator[dict[str, P
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Hold a file lock: two builds of one matrix take turns, since they share a context folder."""
     import fcntl
 

@@ -1,283 +1,52 @@
-"""The verbs; no logic. Heavy imports stay inside the verbs, so that `--help` is instant."""
+"""The command line: verbs, options, errors and exit statuses. What a verb does is in `builder.verbs`."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
+import errno
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from builder import __version__
-from builder.errors import BuilderError, ExitCode, UsageError
-
-if TYPE_CHECKING:
-    from builder.settings import Settings
-
-ROOT = Path(__file__).resolve().parent.parent
-MATRICES = ROOT / "matrices"
-
-Verb = Callable[[argparse.Namespace], int]
-
-
-def _path(arguments: argparse.Namespace) -> Path:
-    from builder.matrix import find_matrix
-
-    path = find_matrix(arguments.matrix, MATRICES)
-    # As the user would write it: messages say `matrices/x.yaml:12`.
-    return path.relative_to(Path.cwd()) if path.is_absolute() and path.is_relative_to(Path.cwd()) else path
-
-
-def _site(arguments: argparse.Namespace) -> Settings:
-    """The settings, with what `--index` and `--wheels` say."""
-    from builder.settings import load, with_options
-
-    site = with_options(load(), arguments.index, arguments.wheels)
-    # Without a matrix the default index is all that there is a use for.
-    if arguments.index and arguments.matrix is None:
-        for option in arguments.index:
-            if not option.startswith("default="):
-                raise UsageError(f"`--index {option.partition('=')[0]}=…` without MATRIX", hint="`--index default=URL`")
-    elif arguments.index:
-        from builder.fetch import require_used
-        from builder.matrix import load as load_matrix
-
-        require_used(site, arguments.index, load_matrix(_path(arguments)).matrix)
-    return site
-
-
-def _print_json(value: object) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
-
-
-def _list(arguments: argparse.Namespace) -> int:
-    from builder.inventory import as_text, inventory
-
-    rows = inventory(MATRICES)
-    _print_json({"matrices": rows}) if arguments.json else print(as_text(rows))
-    return ExitCode.OK
-
-
-def _check(arguments: argparse.Namespace) -> int:
-    from datetime import UTC, datetime
-
-    from builder.findings import exit_code
-    from builder.lock import check_current, lock_path, read_lock
-    from builder.matrix import load
-    from builder.rules import Context, evaluate_rules
-
-    path = _path(arguments)
-    loaded = load(path)
-    lock = read_lock(lock_path(path))
-    check_current(lock, loaded.matrix, lock_path(path))
-    findings = evaluate_rules(Context(loaded, datetime.now(UTC).date(), lock))
-    code = exit_code(findings)
-    if arguments.json:
-        shown = [finding.model_dump(mode="json") for finding in findings]
-        _print_json({"ok": code == ExitCode.OK, "matrix": loaded.matrix.name, "findings": shown})
-    else:
-        for finding in findings:
-            print(finding)
-        from builder.rules import RULES
-
-        verdict = "fine" if code == ExitCode.OK else "broken"
-        print(f"{loaded.matrix.name}: {verdict}, {len(RULES)} rules over {len(lock.artefacts)} wheels")
-    return code
-
-
-def _lock(arguments: argparse.Namespace) -> int:
-    path = _path(arguments)
-    if arguments.wheels and not arguments.repin:
-        hint = "a resolution fetches no wheels; they are looked at with `--repin PACKAGE`"
-        raise UsageError("`--wheels` without `--repin`", hint=hint)
-    site = _site(arguments)
-    if arguments.repin:
-        from builder.repin import repin
-
-        report = repin(path, arguments.repin, site)
-        _print_json(report.as_json()) if arguments.json else print(report.as_text(arguments.matrix))
-        return report.exit_code
-    from builder.locking import check_lock, make_lock
-
-    if arguments.check:
-        lines = check_lock(path, site)
-        if arguments.json:
-            _print_json({"ok": not lines, "drift": lines})
-        else:
-            print("\n".join(lines) if lines else f"{path}: the lock is current")
-        return ExitCode.LOCK if lines else ExitCode.OK
-    lock, lines = make_lock(path, site, as_of=arguments.as_of)
-    if arguments.json:
-        _print_json({"ok": True, "lock": lock.digest, "artefacts": len(lock.artefacts), "drift": lines})
-    else:
-        print("\n".join([*lines, f"{lock.matrix}: {len(lock.artefacts)} wheels, lock {lock.digest[:12]}"]))
-    return ExitCode.OK
-
-
-def _render(arguments: argparse.Namespace) -> int:
-    from builder.rendering import render_verb
-
-    print(render_verb(_path(arguments), diff=arguments.diff), end="")
-    return ExitCode.OK
-
-
-def _build(arguments: argparse.Namespace) -> int:
-    from builder.engine import connect
-    from builder.noop import recall, remember
-
-    site = _site(arguments)
-    asked = Path(arguments.matrix) if arguments.matrix.endswith(".yaml") else MATRICES / f"{arguments.matrix}.yaml"
-    # What is wrong with the matrix is said first: an engine that does not answer is left to the whole way.
-    engine = None
-    with contextlib.suppress(BuilderError):
-        engine = connect() if asked.is_file() and not arguments.no_cache else None
-    known = recall(asked, site.cache, engine) if engine is not None else None
-    if known is None:
-        from builder.build import make
-        from builder.summary import as_json, as_text
-
-        prepared, engine, image, built = make(_path(arguments), site, no_cache=arguments.no_cache)
-        data = as_json(engine, prepared, image, built=built)
-        text = as_text(data, prepared)
-        diffs = [diff.file for diff in prepared.loaded.matrix.patches.diffs]
-        remember(prepared.loaded.path, site.cache, prepared.rendered.digest, data, text, diffs)
-    else:
-        data, text = known
-    assert engine is not None
-    if arguments.tag:
-        engine.tag(data["image"]["id"], arguments.tag)
-    if arguments.json:
-        _print_json(data)
-    else:
-        print(text)
-        if not data["built"]:
-            print(f"\nnothing changed: {data['image']['names'][1]} is the image of these inputs")
-    return ExitCode.OK
-
-
-def _plan(arguments: argparse.Namespace) -> int:
-    from builder.matrix import find_matrix
-    from builder.planning import as_json, as_text, plan
-
-    other = find_matrix(arguments.other, MATRICES) if arguments.other else None
-    rows = plan(_path(arguments), other)
-    _print_json(as_json(rows)) if arguments.json else print(as_text(rows))
-    return ExitCode.OK
-
-
-def _patches(arguments: argparse.Namespace) -> int:
-    from builder.patches.listing import as_json, as_text, listing, named_releases, release_listing
-    from builder.patches.releases import Releases
-
-    releases = named_releases(arguments.matrix, arguments.sglang, arguments.flashinfer, diff=arguments.diff)
-    opener = Releases(_site(arguments))
-    if arguments.models:
-        from builder.patches.targets import targets
-
-        table = targets(releases or _path(arguments), opener)
-        _print_json(table.as_json()) if arguments.json else print(table.as_text())
-        return ExitCode.OK
-    found = release_listing(releases, opener) if releases else listing(_path(arguments), opener)
-    if arguments.json:
-        _print_json(as_json(found) | ({"diff": found.diff} if arguments.diff else {}))
-    elif arguments.diff:
-        print(found.diff, end="")
-    else:
-        print(as_text(found))
-    return ExitCode.OK if found.ok else ExitCode.FINDINGS
-
-
-def _abi(arguments: argparse.Namespace) -> int:
-    import time
-    from dataclasses import replace
-
-    from builder.abi.answers import recall, remember
-
-    began, site = time.monotonic(), _site(arguments)
-    question = (arguments.requirements, arguments.python, arguments.base, site)
-    answer = recall(*question) if arguments.find is None else None
-    if answer is None:
-        from builder.abi.report import answer_of
-        from builder.abi.verb import ask
-
-        lines, python, base, _ = question
-        report = ask(lines, site, python=python, base=base, find=arguments.find)
-        answer = answer_of(report)
-        if report.lasting:
-            remember(answer, *question)
-    said = {**answer.said, "seconds": round(time.monotonic() - began, 3)}
-    _print_json(said) if arguments.json else print(replace(answer, said=said).as_text())
-    bad = said["verdict"] == "broken" or (arguments.strict and said["verdict"] == "uncertain")
-    return ExitCode.FINDINGS if bad else ExitCode.OK
-
-
-def _arch(arguments: argparse.Namespace) -> int:
-    from builder.archreport import as_json, as_text
-    from builder.archverb import asked, look
-
-    question = asked(arguments.gpu, arguments.driver, arguments.cuda_driver)
-    report = look(arguments.subjects, question, _site(arguments))
-    _print_json(as_json(report)) if arguments.json else print(as_text(report))
-    return report.exit_code
-
-
-def _smoke(arguments: argparse.Namespace) -> int:
-    from builder.smoking import as_text, smoke
-
-    data = smoke(arguments.image, user=arguments.user)
-    if arguments.json:
-        _print_json(data)
-    else:
-        print(as_text(data))
-    return ExitCode.OK if data["ok"] else ExitCode.FINDINGS
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    from builder.running import as_shell, execute, find_client, prepare, run_argv
-
-    options, engine = prepare(arguments, MATRICES)
-    # What is printed finds the client by its name, as a shell does.
-    argv = run_argv(options, "docker" if arguments.dry_run else find_client())
-    if arguments.json:
-        _print_json({"argv": argv, "docker_host": engine.host, "image": options.image})
-        return ExitCode.OK
-    if arguments.dry_run:
-        print(as_shell(argv, engine.host))
-        return ExitCode.OK
-    return execute(argv, engine, gpus=options.gpus != "none")
-
-
-def _prune(arguments: argparse.Namespace) -> int:
-    from builder.pruning import prune
-
-    data = prune(yes=arguments.yes, keep=arguments.keep)
-    if arguments.json:
-        _print_json(data)
-    else:
-        print(data["text"])
-    return ExitCode.OK
+from builder import __version__, verbs
+from builder.errors import BuilderError, BuildError, ExitCode, UsageError
+from builder.verbs import Verb
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = argparse.ArgumentParser(prog="builder", description="Proven container images for SGLang stacks.")
     top.add_argument("--version", action="version", version=f"builder {__version__}")
-    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
+    choices = top.add_subparsers(dest="verb", required=True, metavar="VERB")
 
     def verb(name: str, run: Verb, summary: str, *, matrix: bool = True) -> argparse.ArgumentParser:
-        made = verbs.add_parser(name, help=summary, description=summary)
+        made = choices.add_parser(name, help=summary, description=summary)
         if matrix:
             made.add_argument("matrix", metavar="MATRIX", help="a name in matrices/, or a path to a file of your own")
         made.add_argument("--json", action="store_true", help="the report as JSON on stdout")
         made.set_defaults(run=run)
         return made
 
-    verb("list", _list, "the matrices, with their stacks and states", matrix=False)
-    verb("check", _check, "every rule on the matrix and its lock; exit status 3 if one finds an error")
-    lock = verb("lock", _lock, "resolve the matrix into its lock file")
+    verb("list", verbs.do_list, "the matrices, with their stacks and states", matrix=False)
+    check = verb(
+        "check", verbs.do_check, "everything that can be known about the lock; exit status 3 if something is broken"
+    )
+    check.add_argument(
+        "--no-wheels",
+        dest="look",
+        action="store_false",
+        help="the rules alone: no wheel is looked at, nothing is fetched",
+    )
+    check.add_argument("--strict", action="store_true", help="exit status 3 for what is uncertain, too")
+    _sources(check, "a folder in which wheels are looked for first")
+    check.add_argument("--driver", metavar="V", help="whether that driver of a host is enough, as in 580.159.04")
+    check.add_argument(
+        "--cuda-driver", metavar="V", help="with --driver: the CUDA version that nvidia-smi names there, as in 13.0"
+    )
+    lock = verb("lock", verbs.do_lock, "resolve the matrix into its lock file")
     which = lock.add_mutually_exclusive_group()
     which.add_argument(
         "--check", action="store_true", help="change nothing, say what drifted; exit status 4 if anything did"
@@ -287,18 +56,28 @@ def parser() -> argparse.ArgumentParser:
         "--repin", metavar="PACKAGE", help="take the content that a replaced file has now, into the matrix and the lock"
     )
     _sources(lock, "with --repin: a folder in which its wheel is looked for first")
-    render = verb("render", _render, "print the Dockerfile")
+    render = verb("render", verbs.do_render, "print the Dockerfile")
     render.add_argument("--diff", action="store_true", help="print what differs from the Dockerfile of the last build")
-    build = verb("build", _build, "build, prove and tag the image")
+    build = verb("build", verbs.do_build, "build, prove and tag the image")
     build.add_argument(
         "--tag", action="append", default=[], metavar="T", help="a further name for the image", type=_tag
     )
     build.add_argument("--no-cache", action="store_true", help="build every layer again")
     _sources(build, "a folder in which wheels that are on no index are looked for first")
-    plan = verb("plan", _plan, "the layers and their bytes, and what a host would pull")
+    plan = verb("plan", verbs.do_plan, "the layers and their bytes, and what a host would pull")
     plan.add_argument("--from", dest="other", metavar="OTHER", help="a matrix whose image the host has")
+    push = verb(
+        "push", verbs.do_push, "push the image of a matrix into a registry, signed, with its SBOM and provenance"
+    )
+    push.add_argument("--to", metavar="REGISTRY/NAME", help="where it goes (default: `registry` in config.toml)")
+    push.add_argument("--key", metavar="FILE", help="cosign's private key (default: `key` in config.toml)")
+    push.add_argument(
+        "--moving-tag", action="store_true", help="let the tag MATRIX name it, too, once all was read back and verified"
+    )
+    push.add_argument("--compression", choices=("gzip", "zstd"), default="gzip", help="of its layers (default: gzip)")
+    push.add_argument("--plain-http", action="store_true", help="no TLS; on the loopback address that need not be said")
     about = "the state of every patch site; exit status 3 if one is of no known shape"
-    patches = verb("patches", _patches, about, matrix=False)
+    patches = verb("patches", verbs.do_patches, about, matrix=False)
     patches.usage = "builder patches (MATRIX | [--sglang V] [--flashinfer V]) [options]"
     patches.add_argument("matrix", metavar="MATRIX", nargs="?", help="a matrix whose lock says which releases")
     patches.add_argument("--sglang", metavar="V", help="a release of sglang, instead of a matrix")
@@ -308,22 +87,34 @@ def parser() -> argparse.ArgumentParser:
     shown.add_argument("--diff", action="store_true", help="print what the matrix's patches change, as a unified diff")
     _sources(patches, "a folder in which wheels are looked for first")
     about = "whether the native files of these releases fit together; exit status 3 if not"
-    abi = verb("abi", _abi, about, matrix=False)
+    abi = verb("abi", verbs.do_abi, about, matrix=False)
     abi.set_defaults(matrix=None)
-    abi.add_argument("requirements", metavar="REQUIREMENT", nargs="+", help="as in sgl-kernel==0.3.21 torch==2.9.1")
+    abi.usage = "builder abi (REQUIREMENT… | --symbol SYMBOL) [options]"
+    abi.add_argument("requirements", metavar="REQUIREMENT", nargs="*", help="as in sgl-kernel==0.3.21 torch==2.9.1")
     abi.add_argument("--python", default="3.11", metavar="V", help="the Python that they are for (default: 3.11)")
-    abi.add_argument("--base", default="bookworm", metavar="B", help="bookworm (the default), jammy or noble")
+    abi.add_argument(
+        "--base",
+        default="bookworm",
+        metavar="B",
+        help="bookworm (the default), bullseye, trixie, focal, jammy, noble, el8 or el9",
+    )
+    abi.add_argument("--platform", default="linux/amd64", metavar="P", help="linux/amd64 (the default) or linux/arm64")
     abi.add_argument("--find", metavar="PACKAGE", help="which releases of PACKAGE fit; torch or 'torch>=2.9'")
+    about = "which torch releases export a name that a loader did not find; without REQUIREMENT"
+    abi.add_argument("--symbol", metavar="SYMBOL", help=about)
     abi.add_argument("--strict", action="store_true", help="exit status 3 for what is uncertain, too")
     _sources(abi, "a folder in which wheels are looked for first")
     about = "which GPUs compiled code is for; exit status 3 if a file that --gpu would load has none for it"
-    arch = verb("arch", _arch, about, matrix=False)
+    arch = verb("arch", verbs.do_arch, about, matrix=False)
     arch.set_defaults(matrix=None)
     arch.add_argument(
         "subjects",
         metavar="FILE|REQUIREMENT",
         nargs="+",
         help="FILE.so, FILE.whl, or a release as in sgl-kernel==0.3.21",
+    )
+    arch.add_argument(
+        "--platform", default="linux/amd64", metavar="P", help="of releases: linux/amd64 (the default) or linux/arm64"
     )
     arch.add_argument("--gpu", action="append", default=[], metavar="CC", help="a compute capability, as in 12.0")
     driver = arch.add_mutually_exclusive_group()
@@ -332,10 +123,12 @@ def parser() -> argparse.ArgumentParser:
         "--cuda-driver", metavar="V", help="the same by the CUDA version that nvidia-smi names, as in 13.0"
     )
     _sources(arch, "a folder in which wheels are looked for first")
-    smoke = verb("smoke", _smoke, "run the smoke test again on a built image", matrix=False)
+    smoke = verb("smoke", verbs.do_smoke, "run the smoke test again on a built image, or kernels on GPUs", matrix=False)
     smoke.add_argument("image", metavar="IMAGE", help="an image of this builder")
     smoke.add_argument("--user", metavar="UID[:GID]", help="as this user instead of the image's own", type=_user)
-    run = verb("run", _run, "run COMMAND in the image, on GPUs; the exit status is COMMAND's", matrix=False)
+    gpus = "kernels with known results on these GPUs, instead: all, a count, or device=0,1; exit status 3 if none ran"
+    smoke.add_argument("--gpus", metavar="G", help=gpus)
+    run = verb("run", verbs.do_run, "run COMMAND in the image, on GPUs; the exit status is COMMAND's", matrix=False)
     run.usage = "builder run MATRIX|IMAGE [options] [-- COMMAND …]"
     run.add_argument("target", metavar="MATRIX|IMAGE", help="a matrix whose image is built, or an image of ours")
     run.set_defaults(command=[])
@@ -353,11 +146,131 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--cache", default="", metavar="V", help="the volume for compiled kernels, or none")
     run.add_argument("--user", metavar="UID[:GID]", help="as this user instead of the image's own", type=_user)
     run.add_argument("--name", default="", help="the container's name")
+    run.add_argument("--here", action="store_true", help="COMMAND's working folder is this one, read-only")
+    run.add_argument(
+        "--record",
+        type=Path,
+        metavar="DIR",
+        help="keep command, output and exit status in DIR/TIME-LOCK; no terminal then",
+    )
     run.add_argument("-i", "--interactive", action="store_true", help="hand on standard input")
-    prune = verb("prune", _prune, "what this builder keeps on this machine: images, build cache, files", matrix=False)
+    about = "an environment report → its facts, the matrix they make, and why it fails"
+    repro = verb("repro", verbs.do_repro, about, matrix=False)
+    repro.set_defaults(matrix=None)
+    repro.add_argument("report", metavar="REPORT", nargs="?", help="a file with the report, or - for standard input")
+    repro.add_argument("--write", metavar="NAME", help="write the matrix as matrices/NAME.yaml")
+    repro.add_argument(
+        "--date", metavar="DATE", help="the day of the report (default: the day after the newest package in it)"
+    )
+    repro.add_argument(
+        "--live",
+        metavar="CONTAINER|IMAGE",
+        nargs="?",
+        const="",
+        help="this machine, a running container or an image instead of a report",
+    )
+    repro.add_argument("--report-only", action="store_true", help="with --live: print the report itself, to be pasted")
+    repro.add_argument("--no-wheels", action="store_true", help="read no wheels: rules and facts alone")
+    repro.add_argument("--bundle", metavar="FILE", help="write facts, matrix and verdicts as one .tar.gz, to hand on")
+    _sources(repro, "a folder in which wheels are looked for first")
+    diff = verb("diff", verbs.do_diff, "what differs between two stacks, most suspicious first", matrix=False)
+    diff.set_defaults(matrix=None)
+    sides = "a matrix, a lock file, an image, a container, or `live` for this machine"
+    diff.add_argument("a", metavar="A", help=sides)
+    diff.add_argument("b", metavar="B", help="the same")
+    diff.add_argument("--no-wheels", action="store_true", help="read no wheels: versions, rules and facts alone")
+    _sources(diff, "a folder in which wheels are looked for first")
+    about = "which change between a good and a bad stack breaks COMMAND"
+    bisect = verb("bisect", verbs.do_bisect, about, matrix=False)
+    bisect.usage = "builder bisect GOOD BAD [options] [-- COMMAND …]"
+    bisect.set_defaults(matrix=None, command=[])
+    bisect.add_argument("good", metavar="GOOD", help="a matrix on whose stack COMMAND succeeds")
+    bisect.add_argument("bad", metavar="BAD", help="a matrix on whose stack it fails")
+    bisect.add_argument("--static", action="store_true", help="by the verdicts alone: nothing is built or run")
+    bisect.add_argument("--within", metavar="PACKAGE", help="over the releases of one package between the two")
+    bisect.add_argument("--log", metavar="DIR", type=Path, help="where it is noted down (default: bisect-GOOD-BAD)")
+    bisect.add_argument("--host", action="store_true", help="run COMMAND here with each lock, instead of in its image")
+    _sources(bisect, "a folder in which wheels are looked for first")
+    about = "what a host can run, and why not; exit status 3 if it cannot"
+    doctor = verb("doctor", verbs.do_doctor, about, matrix=False)
+    doctor.add_argument(
+        "subject", metavar="MATRIX|IMAGE", nargs="?", help="what should run there (default: the host by itself)"
+    )
+    doctor.add_argument(
+        "--host",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="ssh://[user@]host, context:NAME … (default: this one)",
+    )
+    doctor.add_argument("--facts", type=Path, metavar="FILE", help="facts of a host, as --collect printed them")
+    doctor.add_argument(
+        "--collect", action="store_true", help="print the facts, without anything personal, and judge nothing"
+    )
+    doctor.add_argument("--strict", action="store_true", help="exit status 3 for what is uncertain, too")
+    doctor.add_argument("--plain-http", action="store_true", help="the registry of IMAGE does not speak TLS")
+    about = "is this image what it is called: signature, lock, SBOM, provenance, contents; exit status 7 if not"
+    verify = verb("verify", verbs.do_verify, about, matrix=False)
+    verify.add_argument("image", metavar="IMAGE", help="REGISTRY/NAME:TAG, a bundle's file, or an image of the engine")
+    verify.add_argument("--pub", metavar="FILE", help="the public key that has to have signed it")
+    verify.add_argument("--signed-as", default="", metavar="NAME", help="REGISTRY/NAME that it was copied from")
+    verify.add_argument("--plain-http", action="store_true", help="the registry speaks HTTP without TLS")
+    bundle = verb("bundle", verbs.do_bundle, "the image, signed, with all that proves it, as one file")
+    bundle.add_argument("-o", "--output", required=True, metavar="FILE", help="the file to write")
+    bundle.add_argument("--key", metavar="FILE", help="the private key to sign with; its password: COSIGN_PASSWORD")
+    bundle.add_argument("--from", dest="source", metavar="REGISTRY/NAME", help="out of a registry, as signed there")
+    bundle.add_argument("--pub", metavar="FILE", help="with --from: the public key that has to have signed it")
+    bundle.add_argument("--plain-http", action="store_true", help="the registry speaks HTTP without TLS")
+    load = verb("load", verbs.do_load, "verify a bundle, load it, run its smoke test, give it its names", matrix=False)
+    load.add_argument("file", metavar="FILE", help="what `builder bundle` wrote")
+    load.add_argument("--pub", metavar="FILE", help="the public key that has to have signed it")
+    _onto_hosts(load)
+    pull = verb("pull", verbs.do_pull, "verify the image of a matrix and bring it onto hosts: pulled, tested, tagged")
+    about = "the registry it is in (default: `registry` in config.toml)"
+    pull.add_argument("--from", dest="source", metavar="REGISTRY/NAME", help=about)
+    pull.add_argument("--pub", metavar="FILE", help="the public key that has to have signed it")
+    pull.add_argument("--plain-http", action="store_true", help="no TLS; on the loopback address that need not be said")
+    _onto_hosts(pull)
+    hosts = verb("hosts", verbs.do_hosts, "what was put on which host", matrix=False)
+    hosts.add_argument("--forget", metavar="NAME", help="remove the records of this host; nothing is changed on it")
+    bake = verb(
+        "bake", verbs.do_bake, "build, prove and tag several images in one run, on any buildx builder", matrix=False
+    )
+    bake.add_argument("matrices", metavar="MATRIX", nargs="*", help="which (default: all in matrices/)")
+    bake.add_argument("--builder", metavar="NAME", help="a builder of buildx, or a Docker context")
+    about = "REGISTRY/NAME in which each matrix keeps a build cache; or `inline`, in the images themselves"
+    bake.add_argument("--cache-to", metavar="REF", default="", help=about)
+    bake.add_argument("--cache-from", metavar="REF", action="append", default=[], help="REGISTRY/NAME with caches")
+    bake.add_argument("--push", metavar="REF", help="REGISTRY/NAME to which what was built is pushed, as `push` does")
+    bake.add_argument("--key", type=Path, metavar="FILE", help="with --push: the key to sign with")
+    bake.add_argument("--plain-http", action="store_true", help="with --push: the registry does not speak TLS")
+    bake.add_argument("--print", dest="show", action="store_true", help="print the bake file and build nothing")
+    _sources(bake, "a folder in which wheels that are on no index are looked for first")
+    prune = verb(
+        "prune", verbs.do_prune, "what this builder keeps on this machine: images, build cache, files", matrix=False
+    )
     prune.add_argument("--yes", action="store_true", help="free it (without this, it is only shown)")
     prune.add_argument("--keep", action="append", default=[], metavar="MATRIX", help="keep the image of this matrix")
     return top
+
+
+def _onto_hosts(verb: argparse.ArgumentParser) -> None:
+    """The options of the verbs that bring an image onto hosts."""
+    forms = "ssh://[user@]host[:port], context:NAME, tcp://host:2376, unix:///path or local (default: `hosts` in config.toml)"
+    verb.add_argument("--host", action="append", default=[], metavar="HOST", help=forms)
+    verb.add_argument("--jobs", type=_count, default=4, metavar="N", help="hosts at a time (default: 4)")
+    verb.add_argument(
+        "--no-smoke", dest="smoke", action="store_false", help="tag it without running its smoke test there"
+    )
+    verb.add_argument("--gpus", default="none", metavar="G", help="run kernels on these GPUs, too: all, or device=0,1")
+    verb.add_argument("--anyway", action="store_true", help="go on where doctor says that the host cannot run it")
+    verb.add_argument("--dry-run", action="store_true", help="say what each host would get, and change nothing")
+
+
+def _count(value: str) -> int:
+    if not value.isdecimal() or not 1 <= int(value) <= 64:
+        raise argparse.ArgumentTypeError(f"`{value}` is not a number from 1 to 64")
+    return int(value)
 
 
 def _sources(verb: argparse.ArgumentParser, wheels: str) -> None:
@@ -378,8 +291,8 @@ def _tag(value: str) -> str:
 
 
 def _command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Ours and, for `run`, COMMAND: all that is after the first `--`, which argparse would take apart."""
-    if argv[:1] != ["run"] or "--" not in argv:
+    """Ours and, for `run` and `bisect`, COMMAND: all that is after the first `--`, which argparse would take apart."""
+    if argv[:1] not in (["run"], ["bisect"]) or "--" not in argv:
         return list(argv), []
     at = list(argv).index("--")
     return list(argv[:at]), list(argv[at + 1 :])
@@ -401,7 +314,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.command = command
     run: Verb = arguments.run
     try:
-        return int(run(arguments))
+        status = int(run(arguments))
+        # Here, where what keeps it from being written is still told as an error. Without a stdout (`>&-`) it does nothing.
+        print(end="", flush=True)
     except BuilderError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)
@@ -410,5 +325,39 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         # The reader of our output went away (`| head`): no traceback, and none from the interpreter's own flush.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return int(ExitCode.UNFORESEEN)
+    except OSError as error:
+        told = _told(error)
+        if told is None:
+            raise
+        # Standard error may be on the disk that is full.
+        with contextlib.suppress(OSError):
+            print(told, file=sys.stderr)
+        return int(told.exit_code)
+    return status
+
+
+def _drop_output() -> None:
+    """Let what standard output still holds go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _told(error: OSError) -> BuilderError | None:
+    """The error for what any verb may meet: a disk that is full or a quota that is used up, a word too long to name a file."""
+    because = error.strerror or str(error)
+    if error.errno == errno.ENAMETOOLONG:
+        name = str(error.filename or "")
+        return UsageError(
+            "a name is too long for a file", where=name[:60] + ("…" if len(name) > 60 else ""), because=because
+        )
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return None
+    where = str(error.filename or "")
+    try:
+        print(end="", flush=True)
+    except OSError:
+        where = "standard output"
+        _drop_output()
+    hint = "free space there, or name another place; `builder prune --yes` frees what is the builder's own"
+    return BuildError("the disk is full", where=where, because=because, hint=hint)

@@ -11,13 +11,12 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
-from rich.text import Text
 
+from builder.board import LiveTable, empty_table
 from builder.files import pretty_size
 
 _STAGE = re.compile(r"^\[(?:[^\]]*\s)?(?P<stage>[a-z_]+)\s+\d+/\d+\]")
@@ -143,25 +142,13 @@ class Progress:
             stage.now = line[:60]
 
 
-class Display:
-    """Shows a `Progress`: a table that is redrawn on a terminal, one line a change elsewhere. A context manager."""
+class Display(LiveTable):
+    """Shows a `Progress`; elsewhere than on a terminal one line a change."""
 
     def __init__(self, progress: Progress, console: Console | None = None) -> None:
         self.progress = progress
-        self.console = console or Console(stderr=True, highlight=False)
-        self._live = Live(console=self.console, auto_refresh=True, refresh_per_second=4, get_renderable=self.table)
+        super().__init__(console)
         self._shown: dict[str, str] = {}
-        self._began = time.monotonic()
-        self.terminal = self.console.is_terminal
-
-    def __enter__(self) -> Self:
-        if self.terminal:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.terminal:
-            self._live.stop()
 
     def feed(self, event: Mapping[str, Any]) -> None:
         """Take one event and show what changed."""
@@ -173,20 +160,11 @@ class Display:
             for stage_ in self.progress.stages.values():
                 if stage_.state and self._shown.get(stage_.name) != stage_.state:
                     self._shown[stage_.name] = stage_.state
-                    elapsed = time.monotonic() - self._began
-                    self.print(" ".join([f"[{elapsed:4.0f} s]", *filter(None, row(stage_))]))
-
-    def print(self, line: str) -> None:
-        """A line that stays, above the table."""
-        self.console.print(Text(line), soft_wrap=True)
+                    self.print_change(" ".join(filter(None, row(stage_))))
 
     def table(self) -> Table:
         """The table as it is now."""
-        table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="")
-        for heading, justify in (("stage", "left"), ("state", "left"), ("packages", "right"), ("bytes", "right")):
-            table.add_column(heading, justify="right" if justify == "right" else "left", no_wrap=True)
-        table.add_column("time", justify="right", no_wrap=True)
-        table.add_column("now", overflow="ellipsis", no_wrap=True)
+        table = empty_table(("stage", "state"), ("packages", "bytes"))
         for stage in self.progress.stages.values():
             table.add_row(*row(stage))
         return table

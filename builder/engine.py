@@ -17,7 +17,7 @@ import tarfile
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import docker
 import docker.errors
@@ -25,17 +25,14 @@ import requests
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from builder import bootstrap
-from builder.errors import BuildError
+from builder import archive, bootstrap
+from builder.errors import BuildError, UsageError
 from builder.settings import redact
 
+if TYPE_CHECKING:
+    from builder.facts import ToolFact
+
 _MAKES_A_LAYER = re.compile(r"(RUN|COPY|ADD|WORKDIR) ")
-
-NEEDED_ENGINE = Version("23.0")
-"""BuildKit is the default builder from here on, with secrets, bind mounts and `COPY --link`."""
-
-NEEDED_BUILDX = Version("0.13")
-"""The first with `--progress=rawjson`, which the live display reads."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,7 @@ class Engine:
             self._version: dict[str, Any] = self._client.version()
         except (docker.errors.DockerException, requests.RequestException) as error:
             raise BuildError(
-                "the Docker Engine does not answer", where=host, because=str(error)[:300], hint="see that it runs"
+                "the Docker Engine does not answer", where=host, because=_why(error), hint=_start_it()
             ) from error
 
     def close(self) -> None:
@@ -88,14 +85,23 @@ class Engine:
     def version(self) -> str:
         return str(self._version.get("Version", "0"))
 
+    @property
+    def api(self) -> Any:
+        """The SDK's own low-level client, for what this class has no method for: pull and push with their progress, save, load."""
+        return self._client.api
+
+    def error(self, error: Exception) -> BuildError:
+        """What the engine said, as an error of ours."""
+        return self._error(error)
+
     def require(self) -> None:
         """Raise `BuildError` if the engine is too old, with the version found and the one needed."""
-        found = _parsed(self.version)
-        if found < NEEDED_ENGINE:
+        needed = _needed("engine")
+        if _parsed(self.version) < Version(needed.minimum):
             raise BuildError(
-                f"the Docker Engine is too old: found {self.version}, needed {NEEDED_ENGINE} or newer",
+                f"the Docker Engine is too old: found {self.version}, needed {needed.minimum} or newer",
                 where=self.host,
-                because="builds use BuildKit's secrets, bind mounts and cache",
+                because=needed.because,
                 hint="upgrade it, or stop it and run `make image ENGINE=own`, which sets one up in .tools",
             )
 
@@ -235,9 +241,11 @@ class Engine:
             )
         )["Id"]
         try:
+            # Before it starts: one that has ended by then would never be let go of (seen with 26.1.5 under load).
+            output = self._guard(lambda: self._client.api.attach(container, stream=True))
             self._guard(lambda: self._client.api.start(container))
             pending = b""
-            for chunk in self._client.api.attach(container, stream=True, logs=True):
+            for chunk in output:
                 *lines, pending = (pending + chunk).split(b"\n")
                 for line in lines:
                     yield line.decode(errors="replace")
@@ -247,6 +255,26 @@ class Engine:
         finally:
             with contextlib.suppress(docker.errors.NotFound):
                 self._client.api.remove_container(container, force=True, v=True)
+
+    def execute(self, container: str, command: Sequence[str]) -> str | None:
+        """What a command prints to stdout in a running container; None where there is no such container.
+
+        Raises `UsageError` for one that does not run.
+        """
+        try:
+            made = self._client.api.exec_create(container, list(command), stdout=True, stderr=False)
+        except docker.errors.NotFound:
+            return None
+        except docker.errors.APIError as error:
+            if getattr(error, "status_code", None) == 409:
+                raise UsageError(
+                    f"the container `{container}` does not run",
+                    where=self.host,
+                    hint=f"start it, `docker start {container}`, or name its image",
+                ) from error
+            raise self._error(error) from error
+        output: bytes = self._guard(lambda: self._client.api.exec_start(made["Id"]))
+        return output.decode(errors="replace")
 
     def _guard(self, call: Any) -> Any:
         try:
@@ -259,13 +287,38 @@ class Engine:
         return BuildError("the Docker Engine refused", where=self.host, because=redact(str(explanation))[:500])
 
 
+def _why(error: BaseException) -> str:
+    """Why there is no answer, in plain words: what the system said at the root of what the libraries wrapped around it."""
+    seen: BaseException | None = error
+    chain: list[BaseException] = []
+    while seen is not None and seen not in chain:
+        chain.append(seen)
+        inner = [each for each in seen.args if isinstance(each, BaseException)]
+        seen = inner[-1] if inner else seen.__cause__ or seen.__context__
+    for cause in reversed(chain):
+        if isinstance(cause, FileNotFoundError):
+            return "there is no such socket"
+        if isinstance(cause, ConnectionRefusedError):
+            return "nothing listens there"
+        if isinstance(cause, PermissionError):
+            return "this user may not use the socket: it takes root, or the group `docker`"
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+    return redact(str(error))[:300]
+
+
+def _start_it() -> str:
+    hint = "see that it runs: `systemctl start docker`; where none is installed, `make engine` sets one up"
+    return f"{hint}; or unset DOCKER_HOST, which names this one" if os.environ.get("DOCKER_HOST") else hint
+
+
 def _image(raw: Mapping[str, Any]) -> Image:
     return Image(
         id=raw["Id"],
         tags=tuple(sorted(raw.get("RepoTags") or ())),
-        labels=raw.get("Config", {}).get("Labels") or {},
+        labels=(raw.get("Config") or {}).get("Labels") or {},
         size=int(raw.get("Size", 0)),
-        diff_ids=tuple(raw.get("RootFS", {}).get("Layers") or ()),
+        diff_ids=tuple((raw.get("RootFS") or {}).get("Layers") or ()),
     )
 
 
@@ -275,6 +328,14 @@ def _parsed(text: str) -> Version:
         return Version(text.lstrip("v").split("-")[0].split("+")[0])
     except InvalidVersion:
         return Version("0")
+
+
+def _needed(tool: str) -> ToolFact:
+    # Here, since the quick no-op needs an engine and no facts.
+    from builder.facts import ToolFact, load_facts
+
+    facts: tuple[ToolFact, ...] = load_facts(ToolFact)
+    return next(fact for fact in facts if fact.tool == tool)
 
 
 def connect() -> Engine:
@@ -302,10 +363,11 @@ class Buildx:
 
 def find_buildx() -> Buildx:
     """The client's buildx, else the one unpacked into ``.tools``. Raises `BuildError` if absent or too old."""
+    needed = _needed("buildx")
     candidates: list[tuple[str, ...]] = []
     if (client := shutil.which("docker")) is not None:
         candidates.append((client, "buildx"))
-    folders = [Path("/"), bootstrap.UNPACKED]
+    folders = [Path("/"), archive.UNPACKED]
     places = ["usr/libexec/docker/cli-plugins", "usr/lib/docker/cli-plugins", "usr/local/lib/docker/cli-plugins"]
     binaries = [folder / place / "docker-buildx" for folder in folders for place in places]
     candidates += [(str(binary),) for binary in binaries if binary.is_file()]
@@ -315,11 +377,11 @@ def find_buildx() -> Buildx:
         words = done.stdout.split()
         if done.returncode == 0 and len(words) >= 2:
             found.append(words[1])
-            if _parsed(words[1]) >= NEEDED_BUILDX:
+            if _parsed(words[1]) >= Version(needed.minimum):
                 return Buildx(argv, words[1])
     if found:
         raise BuildError(
-            f"buildx is too old: found {found[0]}, needed {NEEDED_BUILDX} or newer",
+            f"buildx is too old: found {found[0]}, needed {needed.minimum} or newer",
             hint="upgrade it, or run `make engine`, which unpacks one",
         )
     raise BuildError(
@@ -364,20 +426,25 @@ def run_buildx(engine: Engine, buildx: Buildx, request: BuildRequest, metadata: 
     Closing the generator, or an interrupt, ends the build: buildx tells the engine to cancel, which removes the
     containers of its steps; nothing is tagged.
     """
-    environment = {**os.environ, "DOCKER_HOST": engine.host, "BUILDX_BUILDER": "default"}
+    environment = {"DOCKER_HOST": engine.host, "BUILDX_BUILDER": "default"}
+    yield from run_progress(build_argv(buildx, request, metadata), environment)
+
+
+def run_progress(argv: Sequence[str], environment: Mapping[str, str]) -> Generator[dict[str, Any]]:
+    """Run a program that tells of its progress as BuildKit does; as `run_buildx` otherwise. ``environment`` is added to ours."""
     # A process group of its own: Ctrl-C reaches us first, and we end it in order.
     process = subprocess.Popen(
-        build_argv(buildx, request, metadata),
+        argv,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        env=environment,
+        env={**os.environ, **environment},
         start_new_session=True,
     )
     assert process.stderr is not None
     words: list[str] = []
     try:
-        yield from _events((raw.decode(errors="replace") for raw in process.stderr), words)
+        yield from progress_events((raw.decode(errors="replace") for raw in process.stderr), words)
         yield {"exit": process.wait(), "stderr": "\n".join(filter(None, words))}
     finally:
         if process.poll() is None:
@@ -390,7 +457,7 @@ def run_buildx(engine: Engine, buildx: Buildx, request: BuildRequest, metadata: 
         process.stderr.close()
 
 
-def _events(lines: Iterator[str], words: list[str]) -> Iterator[dict[str, Any]]:
+def progress_events(lines: Iterator[str], words: list[str]) -> Iterator[dict[str, Any]]:
     """The JSON objects among `lines`, on one line or (buildx 0.13) over several; other lines are put into `words`."""
     pending: list[str] = []
     for line in lines:

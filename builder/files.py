@@ -9,8 +9,10 @@ import tempfile
 from pathlib import Path
 
 
-def write_atomic(path: Path, data: bytes | str, mode: int = 0o644) -> None:
+def write_atomic(path: Path, data: bytes | str, mode: int = 0o644, *, durable: bool = True) -> None:
     """Write `data` beside `path` and rename: readers see the old content or the new, never a part.
+
+    Without ``durable`` that does not hold if the machine stops: for what is checked when it is read, and can be had again.
 
     Raises `OSError` (a full disk among them) with the old file untouched and nothing left behind.
     """
@@ -21,8 +23,9 @@ def write_atomic(path: Path, data: bytes | str, mode: int = 0o644) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(raw)
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         temporary.chmod(mode)
         temporary.replace(path)
     except BaseException:

@@ -13,6 +13,9 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 from ruamel.yaml import YAML
 
+from builder.facts import VariantFact, load_facts
+from builder.smoke.variants import Variants
+
 
 @cache
 def smoke_facts() -> Mapping[str, Any]:
@@ -32,10 +35,24 @@ def _yaml(name: str) -> Mapping[str, Any]:
     return loaded
 
 
+def locked(name: str, releases: str | None, versions: Mapping[str, str]) -> bool:
+    """Whether a lock (name → version) has a distribution, in a release of a range; without one, in any."""
+    version = versions.get(name)
+    return version is not None and SpecifierSet(releases or "").contains(version, prereleases=True)
+
+
 def applying(entry: Mapping[str, Any], versions: Mapping[str, str]) -> bool:
     """Whether a ledger entry is about a distribution in the lock, at a version that it names."""
-    version = versions.get(entry["distribution"])
-    return version is not None and SpecifierSet(entry.get("versions") or "").contains(version, prereleases=True)
+    return locked(entry["distribution"], entry.get("versions"), versions)
+
+
+def variants(versions: Mapping[str, str]) -> list[Variants]:
+    """`facts/variants.yaml`: of these releases (name → version) those with a file for each CUDA or torch."""
+    return [
+        Variants(fact.distribution, fact.path, fact.near, fact.required, fact.elsewhere, fact.without)
+        for fact in load_facts(VariantFact)
+        if locked(fact.distribution, fact.versions, versions)
+    ]
 
 
 def winners(names: frozenset[str]) -> frozenset[str]:

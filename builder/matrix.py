@@ -11,10 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import unquote
 
-from packaging.specifiers import SpecifierSet
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version as ParsedVersion
 from pydantic import AfterValidator, Field, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
@@ -31,7 +28,6 @@ from builder.fields import (
     CubinVersion,
     CudaVersion,
     Date,
-    EntryName,
     EnvName,
     EnvValue,
     ImageReference,
@@ -41,21 +37,18 @@ from builder.fields import (
     NotEmpty,
     OsPackage,
     PackageName,
-    Pin,
     PinnedRequirement,
-    Prose,
     RelativePath,
-    Requirement,
     Sha256,
     Size,
     Summary,
-    Url,
     Version,
     complain,
     json_schema,
     no_duplicates,
 )
 from builder.nearest import nearest
+from builder.origins import DirectFile, Index, Override, PackageNames, StandIn
 from builder.validate import validate
 from builder.yamlsource import PathElement, Source, SourceError, parse_source, read_text, shown
 
@@ -75,7 +68,6 @@ def _known_gpu(value: str) -> str:
 
 Gpu = Annotated[Capability, AfterValidator(_known_gpu)]
 OsPackages = Annotated[tuple[OsPackage, ...], AfterValidator(no_duplicates)]
-PackageNames = Annotated[tuple[PackageName, ...], AfterValidator(no_duplicates)]
 
 
 class ArchiveBase(Model):
@@ -235,89 +227,6 @@ class Stack(Model):
         return self
 
 
-class Index(Model):
-    """A package index besides the default one, for the packages named and for nothing else."""
-
-    url: Url
-    """where it is, as in https://wheels.example/cu130"""
-    packages: Annotated[PackageNames, NotEmpty()]
-    """the packages that are taken from it"""
-
-
-class DirectFile(Model):
-    """A wheel that is on no index: where it lives, and what it must be."""
-
-    name: PackageName
-    """the package"""
-    version: Version | None = None
-    """its version; what the file's name says unless it is given"""
-    url: Url
-    """where it lives; the last part is the wheel's file name"""
-    sha256: Sha256
-    """what it must be"""
-    size: int | None = Field(None, gt=0)
-    """its size in bytes, where the source states one"""
-    attested_by: tuple[Prose, ...] = ()
-    """who else says so: public locks, an index at a commit"""
-    requires: tuple[Requirement, ...] = ()
-    """its requirements, so that it need not be downloaded to be resolved"""
-    metadata_version: Version | None = None
-    """the version its METADATA states, where that lacks the local part"""
-
-    @property
-    def filename(self) -> str:
-        """The wheel's file name, percent-decoded."""
-        return unquote(self.url.rsplit("/", 1)[-1])
-
-    @property
-    def pinned_version(self) -> str:
-        """``version``, or the one in the file's name."""
-        return self.version or str(parse_wheel_filename(self.filename)[1])
-
-    @model_validator(mode="after")
-    def _names_agree(self) -> DirectFile:
-        try:
-            name, version = parse_wheel_filename(self.filename)[:2]
-        except InvalidWheelFilename:
-            text = f"{shown(self.filename)} is not a wheel's file name"
-            raise complain(Complaint(text, "NAME-VERSION-PYTHON-ABI-PLATFORM.whl", at=("url",))) from None
-        if name != self.name:
-            raise complain(Complaint(f"the file is {shown(name)}'s, the entry says {shown(self.name)}", at=("url",)))
-        if self.version is not None and str(version) != self.version:
-            raise complain(
-                Complaint(f"the file is version {shown(version)}, the entry says {shown(self.version)}", at=("url",))
-            )
-        return self
-
-
-class Override(Model):
-    """An upstream pin that this stack breaks on purpose."""
-
-    package: PackageName
-    """the package"""
-    pin: Pin
-    """what upstream requires, as in ==0.6.3"""
-    ours: Version
-    """what the image has instead"""
-    because: Prose
-    """why"""
-    source: Prose
-    """where the knowledge comes from"""
-    runtime_check: Pin | None = None
-    """what holds when it runs, where something checks; ours has to satisfy it"""
-
-    @model_validator(mode="after")
-    def _needed_and_enough(self) -> Override:
-        if SpecifierSet(self.pin).contains(self.ours, prereleases=True):
-            text = f"{shown(self.ours)} satisfies {shown(self.pin)}: nothing to override"
-            raise complain(Complaint(text, hint="remove the override", at=("ours",)))
-        if self.runtime_check and not SpecifierSet(self.runtime_check).contains(self.ours, prereleases=True):
-            raise complain(
-                Complaint(f"{shown(self.ours)} does not satisfy the run-time check", self.runtime_check, at=("ours",))
-            )
-        return self
-
-
 class Sm120(Model):
     """The patches that make SM120 known. The empty mapping is the base set: no change of behaviour without a flag."""
 
@@ -354,38 +263,6 @@ class Patches(Model):
     """the EAGLE-3 set"""
     diffs: tuple[UserDiff, ...] = ()
     """unified diffs of your own, applied in this order after the sets"""
-
-
-LedgerCheck = Literal["cuda-major", "needed", "symbols", "load", "triton", "imports", "imports-faked", "gated-imports"]
-"""The checks of the smoke test that know exceptions."""
-
-
-class Difference(Model):
-    """What fails the smoke test because a stand-in is not what it is called; as an entry of builder/facts/exceptions.yaml."""
-
-    id: EntryName
-    """its name in reports"""
-    distribution: PackageName
-    """the package"""
-    file: Prose
-    """the file, relative to site-packages; a pattern"""
-    checks: Annotated[tuple[LedgerCheck, ...], NotEmpty()]
-    """the checks that fail"""
-    words: Prose
-    """part of what the check says"""
-    consequence: Prose
-    """what it means for the image"""
-
-
-class StandIn(Model):
-    """For tests: wheels that are not what they are called. The image says so, its name ends in -standin, nothing pushes it."""
-
-    packages: Annotated[PackageNames, NotEmpty()]
-    """the packages that are not what they are called"""
-    because: Prose
-    """what they are, and why"""
-    differences: tuple[Difference, ...] = ()
-    """what fails the smoke test because of it; anything else still fails the build"""
 
 
 class Budget(Model):
@@ -504,9 +381,11 @@ def find_matrix(name_or_path: str, folder: Path) -> Path:
         path = Path(name_or_path)
         if "\0" not in name_or_path and path.is_file():
             return path
-        raise UsageError(
-            f"there is no file {shown(name_or_path)}", hint=f"a name in `{folder}` is written without `.yaml`"
-        )
+        # Whole: what was not found is often told by the end of a path.
+        named = shown(name_or_path, limit=4096)
+        if "\0" not in name_or_path and path.is_dir():
+            raise UsageError(f"{named} is a folder", hint="name the matrix's file in it")
+        raise UsageError(f"there is no file {named}", hint=f"a name in `{folder}` is written without `.yaml`")
     names = [path.stem for path in list_matrices(folder)]
     if name_or_path in names:
         return folder / f"{name_or_path}.yaml"

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from builder.engine import Buildx, Engine, connect, find_buildx
-from builder.errors import BuilderError
+from builder.errors import BuilderError, UsageError
 from builder.files import pretty_size
-from builder.labels import LABEL
+from builder.labels import LABEL, PARTIAL_LABEL
+from builder.matrix import list_matrices
+from builder.nearest import nearest
 from builder.settings import load as settings
 
 # What our steps look like in the build cache: every installing step makes the start mark, the smoke test is ours, and the
@@ -23,27 +25,38 @@ _OUR_STEPS = re.compile(
 )
 
 
-def prune(*, yes: bool, keep: list[str]) -> dict[str, Any]:
+def prune(*, yes: bool, keep: Sequence[str], matrices: Path) -> dict[str, Any]:
     """What is kept and, with `yes`, was freed: images, volumes, build cache records, cache folders (bytes where known).
 
-    What could not be looked at or removed is said under ``problems`` and does not stop the rest.
+    ``keep`` has matrices, by name or file; ``matrices`` is the folder of those that have a name. What could not be looked at or
+    removed is said under ``problems`` and does not stop the rest. Raises `UsageError`, before anything is removed, for a matrix
+    to keep that there is not.
     """
+    keep = [Path(name).stem if name.endswith((".yaml", ".yml")) else name for name in keep]
     images: list[dict[str, Any]] = []
     volumes: list[str] = []
     records: list[dict[str, Any]] = []
     problems: list[str] = []
+    engine, built = None, list[str]()
     try:
         engine = connect()
-        images, volumes = _images(engine, keep), _volumes(engine, keep)
-        if yes:
-            images = [image for image in images if _remove(engine, image, problems)]
-            volumes = [name for name in volumes if _remove_volume(engine, name, problems)]
-        buildx = find_buildx()
-        records = _records(engine, buildx)
-        if yes:
-            _prune_records(engine, buildx, [record["id"] for record in records])
+        built = [image.labels.get(f"{LABEL}.matrix", "") for image in engine.ours(LABEL)]
     except BuilderError as error:
+        engine = None
         problems.append(error.what)
+    _require_there(keep, [path.stem for path in list_matrices(matrices)], built, looked=engine is not None)
+    if engine is not None:
+        try:
+            images, volumes = _images(engine, keep), _volumes(engine, keep)
+            if yes:
+                images = [image for image in images if _remove(engine, image, problems)]
+                volumes = [name for name in volumes if _remove_volume(engine, name, problems)]
+            buildx = find_buildx()
+            records = _records(engine, buildx)
+            if yes:
+                _prune_records(engine, buildx, [record["id"] for record in records])
+        except BuilderError as error:
+            problems.append(error.what)
     folders = _folders(settings().cache)
     if yes:
         for folder in folders:
@@ -59,6 +72,22 @@ def prune(*, yes: bool, keep: list[str]) -> dict[str, Any]:
     return data | {"text": _text(data)}
 
 
+def _require_there(keep: Sequence[str], matrices: Sequence[str], built: Sequence[str], *, looked: bool) -> None:
+    """Raise `UsageError` for a name that no matrix and no image has: it is a slip, and would remove what was meant."""
+    there = sorted({*matrices, *built} - {""})
+    for name in keep:
+        if name in there:
+            continue
+        near = nearest(name, there)
+        because = f"there are {', '.join(f'`{each}`' for each in there)}" if there else "there is none"
+        because += "" if looked else "; no engine answers, whose images could not be looked at"
+        raise UsageError(
+            f"`--keep {name[:100]}`: there is no such matrix, and no image of one",
+            because=because,
+            hint=f"did you mean `{near}`" if near else "`builder list` shows the matrices",
+        )
+
+
 def _remove(engine: Engine, image: Mapping[str, Any], problems: list[str]) -> bool:
     try:
         for name in image["names"] or [image["id"]]:
@@ -69,15 +98,19 @@ def _remove(engine: Engine, image: Mapping[str, Any], problems: list[str]) -> bo
     return True
 
 
-def _images(engine: Engine, keep: list[str]) -> list[dict[str, Any]]:
+def _images(engine: Engine, keep: Sequence[str]) -> list[dict[str, Any]]:
     return [
         {"id": image.id, "names": list(image.tags), "bytes": image.size}
         for image in engine.ours(LABEL)
         if image.labels.get(f"{LABEL}.matrix") not in keep and not (keep and image.labels[LABEL] == "base")
+    ] + [
+        {"id": image.id, "names": list(image.tags), "bytes": image.size}
+        for image in engine.ours(PARTIAL_LABEL)
+        if LABEL not in image.labels
     ]
 
 
-def _volumes(engine: Engine, keep: list[str]) -> list[str]:
+def _volumes(engine: Engine, keep: Sequence[str]) -> list[str]:
     """The volumes that `builder run` made; those of kept images stay, which are named by the image's id."""
     kept = [image for image in engine.ours(LABEL) if image.labels.get(f"{LABEL}.matrix") in keep]
     ids = [image.id.removeprefix("sha256:")[:12] for image in kept]
@@ -149,6 +182,8 @@ def _folders(cache: Path) -> list[dict[str, Any]]:
         "arch": "GPU images of shared objects",
         "native": "what shared objects need and export",
         "abi": "answers of `builder abi`",
+        "gpucode": "GPU images of wheels",
+        "static": "what `builder check` found in wheels",
         "apt": "the archive's indexes",
     }
     rows = []

@@ -20,13 +20,12 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from builder import elf as _elf
-from builder import fatbin as _fatbin
 from builder.base import EPOCH, RECIPE, os_packages
+from builder.doctor.requirement import CAPABILITIES, VARIABLE, require_cuda, stack_driver
 from builder.errors import UsageError
 from builder.facts import CacheFact, load_facts
 from builder.files import canonical_json, pretty_size, sha256_hex, write_atomic
-from builder.labels import LABEL, STAND_IN_LABEL
+from builder.labels import DRIVER_LABEL, LABEL, REQUIRES_LABEL, STAND_IN_LABEL
 from builder.layers import ORDER, LayerPlan, plan_layers, stage_below
 from builder.lock import Lock
 from builder.matrix import Matrix
@@ -105,6 +104,16 @@ class View:
         return sorted(self.plan.matrix.environment.items())
 
     @property
+    def toolkit(self) -> list[tuple[str, str]]:
+        """What NVIDIA's container toolkit reads, where there is anything to ask for; a matrix's `environment` wins.
+
+        Not NVIDIA_VISIBLE_DEVICES: `--gpus` and Kubernetes set it, and with an engine whose default runtime is NVIDIA's a
+        value in the image would put every GPU, and this requirement, into containers that want none (the smoke test's).
+        """
+        require = require_cuda(stack_driver(self.plan.matrix, self.plan.lock))
+        return [CAPABILITIES, (VARIABLE, require)] if require else []
+
+    @property
     def labels(self) -> list[tuple[str, str]]:
         return sorted({**self.plan.matrix.labels, **image_labels(self.plan)}.items())
 
@@ -132,6 +141,10 @@ def image_labels(plan: LayerPlan) -> dict[str, str]:
     for name in matrix.stack.pins():
         if version := lock.version_of(name):
             labels[f"{LABEL}.stack.{name}"] = version
+    if (driver := stack_driver(matrix, lock)) is not None:
+        labels[DRIVER_LABEL] = driver.minimum_driver
+        if require := require_cuda(driver):
+            labels[REQUIRES_LABEL] = require
     if matrix.stand_in is not None:
         labels[STAND_IN_LABEL] = ",".join(matrix.stand_in.packages)
     sets = [name for name in ("sm120", "eagle3") if getattr(matrix.patches, name) is not None]
@@ -308,12 +321,14 @@ def _smoke_file(name: str) -> bytes:
 # Used by build steps of their own: a change in one of these must not run the smoke test again.
 _NOT_THE_TEST = frozenset({"finish.py", "cuda_home.py", "precompile.py"})
 
+# What the smoke test imports of the package besides itself.
+_BESIDE_THE_TEST = ("arch.py", "elf.py", "elf_hash.py", "elf_image.py", "fatbin.py")
+
 
 def _smoke_files() -> dict[str, bytes]:
     package = resources.files("builder.smoke")
     names = sorted(entry.name for entry in package.iterdir() if entry.name.endswith(".py"))
     files = {f"smoke/{name}": (package / name).read_bytes() for name in names if name not in _NOT_THE_TEST}
-    for module in (_elf, _fatbin):
-        files[Path(module.__file__ or "").name] = Path(module.__file__ or "").read_bytes()
+    files |= {name: (resources.files("builder") / name).read_bytes() for name in _BESIDE_THE_TEST}
     files["__init__.py"] = b'"""The part of the builder that runs inside images."""\n'
     return files

@@ -23,10 +23,12 @@ from builder.fetch import THE_URL, Bars, Fetcher, Missing
 from builder.files import write_atomic
 from builder.index import MAX_METADATA
 from builder.lock import Artefact, Lock, check_current, inputs_digest, lock_path, read_lock, write_lock
-from builder.matrix import DirectFile, LoadedMatrix, Matrix, load, parse_matrix
+from builder.matrix import LoadedMatrix, Matrix, load, parse_matrix
 from builder.nearest import nearest
+from builder.origins import DirectFile
 from builder.resolve import marker_environment
 from builder.settings import Settings, redact
+from builder.zipdir import sound
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ def _of_index(fetcher: Fetcher, artefact: Artefact) -> Repinned:
 def _headers(file: Path, artefact: Artefact, place: str) -> Mapping[str, list[str]]:
     """METADATA of a wheel that is about to be trusted. Raises `IntegrityError` for anything else: a login page, say."""
     try:
-        with zipfile.ZipFile(file) as archive:
+        with sound(zipfile.ZipFile(file)) as archive:
             members = [
                 m
                 for m in archive.infolist()

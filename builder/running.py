@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from types import FrameType
 from typing import Literal
@@ -23,10 +24,11 @@ from typing import Literal
 from builder import bootstrap
 from builder.engine import Engine, Image, connect
 from builder.errors import BuildError, UsageError
-from builder.labels import LABEL
+from builder.labels import LABEL, image_names
 from builder.lock import check_current, lock_path, read_lock
 from builder.matrix import find_matrix, list_matrices, load
 from builder.nearest import nearest
+from builder.recording import OUTPUT, Recording, Tee, begin, told
 
 MODELS = PurePosixPath("/models")
 """Where model folders are mounted, each under its own name."""
@@ -36,6 +38,9 @@ CACHE = PurePosixPath("/var/cache/sglang-stack")
 
 HUB = PurePosixPath("/mnt/huggingface")
 """Where the model hub's cache is mounted: outside `CACHE`, where docker would leave a folder of root's behind."""
+
+HERE = PurePosixPath("/mnt/here")
+"""Where a container has the current folder, with `--here`."""
 
 IMAGE_USER = (10001, 0)
 """uid and gid that the image runs as (Dockerfile.base)."""
@@ -101,6 +106,9 @@ class RunOptions:
     nccl_p2p: bool = True
     interactive: bool = False
     terminal: bool = False
+    workdir: str = ""
+    lock: str = ""
+    """The digest of the image's lock; empty where the image does not tell."""
 
 
 def run_argv(options: RunOptions, client: str = "docker") -> list[str]:
@@ -119,6 +127,7 @@ def run_argv(options: RunOptions, client: str = "docker") -> list[str]:
     argv += ["--network", options.network] if options.network else []
     argv += [part for port in options.publish for part in ("--publish", port)]
     argv += ["--user", options.user] if options.user else []
+    argv += ["--workdir", options.workdir] if options.workdir else []
     argv += [part for mount in options.mounts for part in ("--mount", mount.option)]
     environment = [] if options.nccl_p2p else ["NCCL_P2P_DISABLE=1"]
     argv += [part for item in (*environment, *options.environment) for part in ("--env", item)]
@@ -136,7 +145,7 @@ def find_image(engine: Engine, target: str, matrices: Path) -> tuple[str, Image]
         path = find_matrix(target, matrices)
         matrix, lock = load(path).matrix, read_lock(lock_path(path))
         check_current(lock, matrix, lock_path(path))
-        name = f"{LABEL}:{matrix.name}-{lock.digest[:12]}"
+        name, _ = image_names(matrix.name, lock.digest)
         if (image := engine.find(name)) is None:
             raise UsageError(
                 f"the image of `{matrix.name}` is not built",
@@ -196,6 +205,13 @@ def hub_mount(folder: Path, user: str) -> Mount:
     source = _folder(folder, "--hf-cache")
     _require(source, user, 0o7, "write to the model hub's cache")
     return Mount("bind", str(source), str(HUB))
+
+
+def here_mount(user: str) -> Mount:
+    """The current folder, read-only. Raises `UsageError` for one that the container's user could not read."""
+    source = _folder(Path(), "--here")
+    _require(source, user, 0o5, "read the current folder")
+    return Mount("bind", str(source), str(HERE), readonly=True)
 
 
 def _require(path: Path, user: str, bits: int, what: str) -> None:
@@ -299,6 +315,8 @@ def check_forms(arguments: argparse.Namespace) -> None:
             because="its ports are the host's" if arguments.network == "host" else "the container has no network",
             hint="leave one of the two out",
         )
+    if arguments.record is not None and arguments.dry_run:
+        raise UsageError("`--record` has no effect with `--dry-run`", hint="leave one of the two out")
     if arguments.json and not arguments.dry_run:
         raise UsageError("`--json` goes with `--dry-run`", because="what COMMAND prints is not ours")
 
@@ -314,6 +332,8 @@ def prepare(arguments: argparse.Namespace, matrices: Path) -> tuple[RunOptions, 
     if arguments.hf_cache is not None:
         mounts.append(hub_mount(arguments.hf_cache, user))
         environment.append(f"HF_HOME={HUB}")
+    if arguments.here:
+        mounts.append(here_mount(user))
     engine = connect()
     name, image = find_image(engine, arguments.target, matrices)
     if arguments.cache != "none":
@@ -332,9 +352,30 @@ def prepare(arguments: argparse.Namespace, matrices: Path) -> tuple[RunOptions, 
         environment=(*environment, *given),
         nccl_p2p=arguments.nccl_p2p == "on",
         interactive=arguments.interactive,
-        terminal=sys.stdin.isatty() and sys.stdout.isatty(),
+        # What goes through us into a log is no terminal's any more.
+        terminal=arguments.record is None and sys.stdin.isatty() and sys.stdout.isatty(),
+        workdir=str(HERE) if arguments.here else "",
+        lock=image.labels.get(f"{LABEL}.lock", ""),
     )
     return options, engine
+
+
+def record(options: RunOptions, place: Path, now: datetime) -> Recording:
+    """Begin the folder of a run under ``place``. Raises `UsageError`."""
+    models = [mount.target for mount in options.mounts if mount.target.startswith(f"{MODELS}/")]
+    said = {
+        "schema": 1,
+        "started": f"{now.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}",
+        "image": options.image,
+        "lock": options.lock or None,
+        "command": list(options.command),
+        "gpus": options.gpus,
+        "ipc": options.ipc,
+        "nccl_p2p": options.nccl_p2p,
+        "environment": told(options.environment),
+        "models": models,
+    }
+    return begin(place, said, options.lock, now)
 
 
 def find_client() -> str:
@@ -354,12 +395,15 @@ def as_shell(argv: Sequence[str], host: str) -> str:
     return (f"DOCKER_HOST={shlex.quote(host)} " if elsewhere else "") + shlex.join(argv)
 
 
-def execute(argv: Sequence[str], engine: Engine, *, gpus: bool) -> int:
+def execute(argv: Sequence[str], engine: Engine, *, gpus: bool, recording: Recording | None = None) -> int:
     """Run the command in the foreground, hand signals on, and return its exit status (128 + N for a signal N).
 
-    Raises `BuildError` where the container did not start for want of a GPU runtime; docker has then said so in its words.
+    With ``recording`` what it prints is kept as well, and its exit status. Raises `BuildError` where the container did not
+    start for want of a GPU runtime; docker has then said so in its words.
     """
-    process = subprocess.Popen(argv, env={**os.environ, "DOCKER_HOST": engine.host})
+    piped = subprocess.PIPE if recording is not None else None
+    process = subprocess.Popen(argv, env={**os.environ, "DOCKER_HOST": engine.host}, stdout=piped, stderr=piped)
+    tee = Tee(process, recording.folder / OUTPUT) if recording is not None else None
 
     def hand_on(number: int, _frame: FrameType | None) -> None:
         # What a terminal sends reaches the whole foreground group, docker among it: it must not get it twice.
@@ -370,9 +414,13 @@ def execute(argv: Sequence[str], engine: Engine, *, gpus: bool) -> int:
     previous = {number: signal.signal(number, hand_on) for number in numbers}
     try:
         status = process.wait()
+        if tee is not None:
+            tee.join()
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+    if recording is not None:
+        recording.finish(status if status >= 0 else 128 - status)
     if status == NOT_STARTED and gpus and not engine.gpu_runtimes():
         raise BuildError(
             "the container did not start, and the engine has no GPU runtime",

@@ -18,7 +18,9 @@ from urllib.parse import urlsplit
 
 from builder.errors import UsageError
 
-CONFIG_KEYS = frozenset({"ca", "index", "indexes", "archive", "netrc", "cache", "wheels"})
+CONFIG_KEYS = frozenset(
+    {"ca", "index", "indexes", "archive", "netrc", "cache", "wheels", "registry", "key", "pub", "hosts"}
+)
 _CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "CURL_CA_BUNDLE")
 _INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
 # `BUILDER_INDEX_TORCH_CU130` is for the index `torch-cu130`.
@@ -48,7 +50,9 @@ class Settings:
     """What the site wants. Paths are absolute.
 
     ``indexes`` maps an index name of a matrix to the URL to use instead; each of them is a mirror of direct files too.
-    ``wheels`` are folders in which wheels are looked for before anything is asked.
+    ``wheels`` are folders in which wheels are looked for before anything is asked. ``registry`` is REGISTRY/NAME, where
+    images are pushed to and pulled from; ``key`` and ``pub`` are the files of cosign's key pair; ``hosts`` are machines that
+    images are pulled onto, as they were written.
     """
 
     ca: Path | None = None
@@ -59,6 +63,10 @@ class Settings:
     proxies: Mapping[str, str] = field(default_factory=dict)
     cache: Path = Path()
     wheels: tuple[Path, ...] = ()
+    registry: str | None = None
+    key: Path | None = None
+    pub: Path | None = None
+    hosts: tuple[str, ...] = ()
 
     @property
     def proxy_script(self) -> str:
@@ -185,6 +193,10 @@ def load() -> Settings:
         if cache_value
         else _folder("XDG_CACHE_HOME", ".cache") / "builder",
         wheels=_wheels(*pick("wheels", "BUILDER_WHEELS")),
+        registry=_text(*_named("registry", pick("registry", "BUILDER_REGISTRY"))),
+        key=_file(*_named("key", pick("key", "BUILDER_KEY"))),
+        pub=_file(*_named("pub", pick("pub", "BUILDER_PUB"))),
+        hosts=_hosts(*pick("hosts", "BUILDER_HOSTS")),
     )
 
 
@@ -243,6 +255,26 @@ def _wheels(value: object, where: str) -> tuple[Path, ...]:
     if not isinstance(folders, list) or not all(isinstance(folder, str) for folder in folders):
         raise UsageError("`wheels` is not a list of folders", where=where, hint='write `wheels = ["/srv/wheels"]`')
     return tuple(_wheel_folder(folder, where) for folder in folders if folder)
+
+
+def _text(value: object, name: str, where: str) -> str | None:
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str) or not value.isprintable():
+        raise UsageError(
+            f"`{name}` is not a text", where=where, hint=f'write `{name} = "registry.example.com/team/stack"`'
+        )
+    return value
+
+
+def _hosts(value: object, where: str) -> tuple[str, ...]:
+    """Machines: a list in the configuration, between white space in the environment. What each means is told where it is used."""
+    hosts = value.split() if isinstance(value, str) and where.startswith("environment") else value
+    if hosts is None:
+        return ()
+    if not isinstance(hosts, list) or not all(isinstance(host, str) and host for host in hosts):
+        raise UsageError("`hosts` is not a list of hosts", where=where, hint='write `hosts = ["ssh://gpu1", "local"]`')
+    return tuple(dict.fromkeys(hosts))
 
 
 def _wheel_folder(value: str, where: str) -> Path:

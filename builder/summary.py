@@ -7,7 +7,7 @@ import re
 import shutil
 from typing import Any
 
-from builder import bootstrap
+from builder import archive
 from builder.build import Prepared
 from builder.engine import Engine, Image
 from builder.files import pretty_size
@@ -81,7 +81,7 @@ def as_text(data: dict[str, Any], prepared: Prepared) -> str:
     for row in data["layers"]:
         lines.append(f"  {row['title']:<{width}}  {pretty_size(row['bytes']):>9}  {row['diff_id'][7:19]}")
     lines += ["", *check_lines(data["checks"])]
-    docker = "docker" if shutil.which("docker") else str(bootstrap.UNPACKED / "usr/bin/docker")
+    docker = "docker" if shutil.which("docker") else str(archive.UNPACKED / "usr/bin/docker")
     lines += ["", "run it:", f"  {docker} run --rm {names[1]}                # what it is"]
     if lock.version_of("sglang"):
         lines += [f"  {docker} run --rm --gpus all --ipc host {names[1]} python3 -m sglang.launch_server --help"]

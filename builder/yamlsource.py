@@ -53,9 +53,9 @@ def escape(text: str, limit: int = 60) -> str:
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"
 
 
-def shown(value: object) -> str:
-    """``value`` for a message: escaped, in backticks."""
-    return f"`{escape(str(value))}`"
+def shown(value: object, limit: int = 60) -> str:
+    """``value`` for a message: escaped, in backticks, cut at ``limit``."""
+    return f"`{escape(str(value), limit)}`"
 
 
 def field_name(path: Sequence[PathElement]) -> str:

@@ -27,13 +27,12 @@ from builder.fetch import Bars, Fetcher, Missing, Try, fetch_artefact
 from builder.files import canonical_json, sha256_hex, write_atomic
 from builder.index import NoRangesError, session
 from builder.lock import Artefact
+from builder.nearest import no_release
 from builder.remote import PartialWheel, RangedFile, open_local
 from builder.settings import Settings
+from builder.tags import glibc_of_platform
 
 T = TypeVar("T")
-
-NEAREST = 4
-"""Releases that are named where one does not exist."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +48,13 @@ class Traffic:
 
 
 class Releases:
-    """Opens wheels as the site's settings say: what is here already first, then byte ranges, then the whole wheel."""
+    """Opens wheels as the site's settings say: what is here already first, then byte ranges, then the whole wheel.
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    ``machine`` is what the wheels are for, as `uname -m` has it.
+    """
+
+    def __init__(self, settings: Settings, machine: str = "x86_64") -> None:
+        self._settings, self._machine = settings, machine
         self._pages: dict[str, list[DistributionPackage]] = {}
         self._opened: list[tuple[int, Callable[[], tuple[int, int]]]] = []
         self._told = False
@@ -64,21 +66,24 @@ class Releases:
         return Traffic(sum(one for one, _ in read), sum(size for size, _ in self._opened), sum(one for _, one in read))
 
     def release(self, name: str, version: str) -> PartialWheel:
-        """The wheel of a release for Linux x86_64: that for the newest CPython, or the pure one.
+        """The wheel of a release for Linux on that machine: that for the newest CPython, or the pure one.
 
         Raises `UsageError` for a release that does not exist or has no such wheel, `UnreachableError` for an index
         that does not answer, and as `PartialWheel`.
         """
-        try:
-            wanted = Version(version)
-        except InvalidVersion:
-            raise UsageError(f"`{version[:100]}` is not a version", hint="as in `0.5.9` or `0.5.10.post1`") from None
+        wanted = _asked(version)
         for folder in self._settings.wheels:
             if path := _best(
-                (path.name, path) for path in sorted(folder.glob("*.whl")) if _is(path.name, name, wanted)
+                ((path.name, path) for path in sorted(folder.glob("*.whl")) if _is(path.name, name, wanted)),
+                self._machine,
             ):
                 return self._local(path)
-        return self.artefact(self._known(name, wanted) or self._ask(name, wanted), {})
+        return self.artefact(self.find(name, version), {})
+
+    def find(self, name: str, version: str) -> Artefact:
+        """The wheel of the default index that `release` opens where no folder has one; it is not opened. Raises as that."""
+        wanted = _asked(version)
+        return self._known(name, wanted) or self._ask(name, wanted)
 
     def artefact(self, wanted: Artefact, indexes: Mapping[str, str]) -> PartialWheel:
         """A wheel of a lock; ``indexes`` are the matrix's own, name → URL.
@@ -130,7 +135,8 @@ class Releases:
     # What the index says of a release, and what is kept of it.
 
     def _answer(self, name: str, version: Version) -> Path:
-        return self._settings.cache / "releases" / f"{name}-{canonicalize_version(version)}.json"
+        other = "" if self._machine == "x86_64" else f"-{self._machine}"
+        return self._settings.cache / "releases" / f"{name}-{canonicalize_version(version)}{other}.json"
 
     @cached_property
     def _index(self) -> str:
@@ -149,11 +155,13 @@ class Releases:
         page = self._page(name)
         here = [package for package in page if package.version and _version(package.version) == version]
         if not here:
-            raise _no_release(name, version, page)
-        package = _best((package.filename, package) for package in here if _is(package.filename, name, version))
+            known = (other for package in page if package.version and (other := _version(package.version)))
+            raise no_release(name, version, known)
+        named = ((package.filename, package) for package in here if _is(package.filename, name, version))
+        package = _best(named, self._machine)
         if package is None:
             raise UsageError(
-                f"{name} {version} has no wheel for Linux x86_64",
+                f"{name} {version} has no wheel for Linux {self._machine}",
                 because=f"the index has {', '.join(sorted(package.filename for package in here))}",
             )
         sha256 = package.digests.get("sha256")
@@ -200,6 +208,13 @@ def _artefact(name: str, version: Version, file: str, sha256: str, size: int | N
     )
 
 
+def _asked(version: str) -> Version:
+    try:
+        return Version(version)
+    except InvalidVersion:
+        raise UsageError(f"`{version[:100]}` is not a version", hint="as in `0.5.9` or `0.5.10.post1`") from None
+
+
 def _version(text: str) -> Version | None:
     try:
         return Version(text)
@@ -215,30 +230,19 @@ def _is(file: str, name: str, version: Version) -> bool:
     return said_name == name and said_version == version
 
 
-def _best(files: Iterable[tuple[str, T]]) -> T | None:
-    """Of wheels by their file names the one for the newest CPython on Linux x86_64; a pure one counts as the oldest."""
-    ranked = [(rank, file, item) for file, item in files if (rank := _rank(file))]
+def _best(files: Iterable[tuple[str, T]], machine: str) -> T | None:
+    """Of wheels by their file names the one for the newest CPython on Linux there; a pure one counts as the oldest."""
+    ranked = [(rank, file, item) for file, item in files if (rank := _rank(file, machine))]
     return max(ranked, key=lambda found: found[:2])[2] if ranked else None
 
 
-def _rank(file: str) -> tuple[int, tuple[int, str]] | None:
+def _rank(file: str, machine: str) -> tuple[int, tuple[int, str]] | None:
     *_, build, tags = parse_wheel_filename(file)
     newest = -1
     for tag in tags:
-        linux = tag.platform.startswith(("manylinux", "linux_")) and tag.platform.endswith("_x86_64")
         python = tag.interpreter.removeprefix("cp3").removeprefix("py3")
         # A free-threaded CPython (`cp313t`) is another one.
-        if (linux or tag.platform == "any") and not tag.abi.endswith("t") and tag.interpreter[:3] in ("cp3", "py3"):
+        linux = glibc_of_platform(tag.platform, machine) is not None
+        if linux and not tag.abi.endswith("t") and tag.interpreter[:3] in ("cp3", "py3"):
             newest = max(newest, int(python) if python.isdigit() else 0)
     return None if newest < 0 else (newest, build or (0, ""))
-
-
-def _no_release(name: str, version: Version, page: list[DistributionPackage]) -> UsageError:
-    known = sorted({found for package in page if package.version and (found := _version(package.version))})
-    at = sum(found < version for found in known)
-    near = known[max(0, min(at - NEAREST // 2, len(known) - NEAREST)) :][:NEAREST]
-    return UsageError(
-        f"{name} has no release {version}",
-        because=f"the index has {len(known)}" + (f", from {known[0]} to {known[-1]}" if known else ""),
-        hint=f"near it are {', '.join(f'`{found}`' for found in near)}" if near else "",
-    )
