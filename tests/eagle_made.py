@@ -16,14 +16,8 @@ from tests.patch_made import execute
 
 # --- E5: models ---------------------------------------------------------------------------------------------------------
 
-_MODEL = """\
-from sglang.srt.distributed import (
-    get_pp_group,
-    tensor_model_parallel_all_gather,
-    tensor_model_parallel_all_reduce,
-)
-
-
+# A layer that puts its all-reduce off.
+_LAYER = """\
 class DecoderLayer:
     def forward(self, hidden_states, residual):
         hidden_states = self.mlp(hidden_states)
@@ -31,6 +25,19 @@ class DecoderLayer:
             hidden_states._sglang_needs_allreduce_fusion = True
         return hidden_states, residual
 
+"""
+_MODEL = (
+    """\
+from sglang.srt.distributed import (
+    get_pp_group,
+    tensor_model_parallel_all_gather,
+    tensor_model_parallel_all_reduce,
+)
+
+
+"""
+    + _LAYER
+    + """\
 
 class {model}:
     def forward(self, hidden_states, residual=None):
@@ -48,6 +55,7 @@ class {model}ForCausalLM:
     def set_eagle3_layers_to_capture(self, layer_ids=None):
         self.model.layers_to_capture = [val + 1 for val in layer_ids]
 """
+)
 
 BARE = """\
                     aux_hidden_states.append(hidden_states + residual)"""
@@ -76,17 +84,14 @@ def model_source(site: str, capture: str) -> str:
 
 
 # sglang 0.5.20: a method makes what is captured, and the file imports nothing that reduces.
-HELPED = """\
+HELPED = (
+    """\
 from sglang.srt.distributed.parallel_state import get_pp_group
 
 
-class DecoderLayer:
-    def forward(self, hidden_states, residual):
-        hidden_states = self.mlp(hidden_states)
-        if self.should_allreduce_fusion():
-            hidden_states._sglang_needs_allreduce_fusion = True
-        return hidden_states, residual
-
+"""
+    + _LAYER
+    + """\
 
 class Glm5NextModel:
     def _prepare_aux_hidden_state(self, hidden_states, residual):
@@ -115,9 +120,11 @@ class Glm5NextModel:
                 hidden_states, residual = layer(hidden_states, residual)
         return hidden_states, aux_hidden_states
 """
+)
 
 # sglang 0.5.20: DSpark's capture behind a layer, whose experts and whose tensors are reduced one after the other.
-BEHIND = """\
+BEHIND = (
+    """\
 from sglang.srt.distributed import (
     get_pp_group,
     moe_expert_parallel_all_reduce,
@@ -125,13 +132,9 @@ from sglang.srt.distributed import (
 )
 
 
-class DecoderLayer:
-    def forward(self, hidden_states, residual):
-        hidden_states = self.mlp(hidden_states)
-        if self.should_allreduce_fusion():
-            hidden_states._sglang_needs_allreduce_fusion = True
-        return hidden_states, residual
-
+"""
+    + _LAYER
+    + """\
 
 class BailingMoELinearModel:
     def forward(self, hidden_states, residual=None):
@@ -157,6 +160,7 @@ class BailingMoELinearModel:
 class BailingMoeV3ForCausalLM:
     pass
 """
+)
 
 # Qwen3-VL's mixture of experts: the layers, and all that reduces, are Qwen3's, in another file.
 INHERITED = """\

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from builder.lock import Artefact, Base, Lock, OsPackage, Resolver, inputs_digest
 from builder.matrix import LoadedMatrix, Matrix, parse_matrix
+from builder.nativefacts import EXPORTED, NEEDED, PATHS, SONAME, UNDEFINED, VERDEF, VERNEED
 from builder.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -24,6 +27,20 @@ cuda: {version: 13.0.2, jit: none}
 gpus: ["12.0"]
 stack: {}
 """
+SMALL = TINY.replace("A tiny stack", "a small one").replace("stack: {}", "stack:\n  torch: 2.11.0")
+"""The tiny matrix with torch."""
+
+PART_OF = {
+    "soname": SONAME,
+    "needed": NEEDED,
+    "rpath": PATHS,
+    "runpath": PATHS,
+    "undefined": UNDEFINED,
+    "exported": EXPORTED,
+    "verneed": VERNEED,
+    "verdef": VERDEF,
+}
+"""The part of a file's facts that each field of `ElfFacts` is of."""
 
 OS_PACKAGES = (
     OsPackage(name="base-files", version="12.4+deb12u15", architecture="amd64"),
@@ -106,3 +123,27 @@ def lock_of(matrix: Matrix, /, *artefacts: Artefact, **fields: Any) -> Lock:
 def settings_at(folder: Path, **fields: Any) -> Settings:
     """Settings with a cache below `folder` and nothing of this machine."""
     return Settings(**{"cache": folder / "cache", **fields})
+
+
+def lacking(files: Mapping[str, bytes]) -> set[str]:
+    """Files of the builder that some of ``files`` import, whenever they do, and that are not among them.
+
+    Both are by path from the folder that has the package. What only type checkers import does not count.
+    """
+    wanted: set[str] = set()
+    for data in files.values():
+        tree = ast.parse(data)
+        typed = [
+            node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        ]
+        unused = {inner for node in typed for part in node.body for inner in ast.walk(part)}
+        for node in ast.walk(tree):
+            if node in unused:
+                continue
+            if isinstance(node, ast.Import):
+                wanted.update(name.name for name in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                wanted.update((node.module, *(f"{node.module}.{name.name}" for name in node.names)))
+    paths = (module.replace(".", "/") for module in wanted if module.split(".")[0] == "builder")
+    needed = {path for place in paths for path in (f"{place}.py", f"{place}/__init__.py") if (ROOT / path).is_file()}
+    return needed - files.keys()

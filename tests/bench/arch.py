@@ -20,7 +20,8 @@ import time
 from pathlib import Path
 
 from builder import settings
-from builder.fatbin import scan_file, scan_stream
+from builder.fatbin import scan_file
+from builder.fatbin_stream import scan_stream
 from builder.patches.releases import Releases
 
 TRITON = "3.6.0"

@@ -28,7 +28,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Self
 
-from builder import bootstrap
+from builder import archive, bootstrap
 from builder.build import prepare
 from builder.engine import find_buildx
 from builder.layers import LayerPlan, plan_layers
@@ -256,12 +256,12 @@ def main() -> int:
     plan = plan_layers(prepared.loaded.matrix, prepared.lock)
     rootfs = locked_rootfs(prepared.loaded.matrix, prepared.lock, settings())
     results: list[Result] = []
-    with tempfile.TemporaryDirectory(prefix="bench-", dir=bootstrap.TOOLS) as temporary:
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=archive.TOOLS) as temporary:
         folder = Path(temporary)
-        root, buildx = bootstrap.UNPACKED, find_buildx().argv
+        root, buildx = archive.UNPACKED, find_buildx().argv
         if arguments.engine_from:
             root = folder / "engine"
-            bootstrap.Archive(arguments.engine_from).unpack(ENGINE, root)
+            archive.Archive(arguments.engine_from).unpack(ENGINE, root)
             buildx = (str(root / "usr/libexec/docker/cli-plugins/docker-buildx"),)
         context = folder / "context"
         prepared.rendered.write(context)

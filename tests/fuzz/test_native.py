@@ -14,7 +14,7 @@ import zlib
 
 import pytest
 
-from builder import members
+from builder import parts
 from builder.deflate import recover_tail
 from builder.errors import IntegrityError
 from builder.members import Members, Native
@@ -37,8 +37,17 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
 @pytest.fixture(autouse=True)
 def small_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that members of some kilobytes are read in parts, and not always as a whole in the end."""
-    for name, value in {"SMALL": 0, "HEAD": 1024, "TAIL": 2048, "MOST_DYNAMIC": 4096, "WHOLE": 20_000}.items():
-        monkeypatch.setattr(members, name, value)
+    sizes = {
+        "SMALL": 0,
+        "HEAD": 1024,
+        "TAIL": 2048,
+        "STEP": 2048,
+        "UNCLEAR": 8192,
+        "MOST_DYNAMIC": 4096,
+        "WHOLE": 20_000,
+    }
+    for name, value in sizes.items():
+        monkeypatch.setattr(parts, name, value)
 
 
 def damaged(data: bytes, random_: random.Random, where: range) -> bytes:

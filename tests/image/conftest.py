@@ -20,6 +20,7 @@ from builder.locking import resolve_lock
 from builder.matrix import load
 from builder.settings import Settings
 from builder.settings import load as load_settings
+from tests.image.onhosts import baked, pushed  # noqa: F401 - fixtures
 from tests.image.stacks import MATRIX, ROOT, SMALL
 
 
@@ -41,6 +42,17 @@ def engine() -> Iterator[Engine]:
         pytest.skip(f"NO DOCKER ENGINE, the image tests did not run: {error}")
     yield connected
     connected.close()
+
+
+@pytest.fixture(scope="session")
+def cosign() -> str:
+    """The real program; tests of signatures say nothing without it."""
+    found = bootstrap.find_program("cosign")
+    if found is None:
+        if os.environ.get("CI"):
+            pytest.fail("cosign comes with `make tools`")
+        pytest.skip("NO COSIGN, the tests of signatures did not run: `make tools`")
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import pytest
 
 from builder import cli, settings
 from builder.archverb import loadings
-from builder.fatbin import scan_stream
+from builder.fatbin_stream import scan_stream
 from builder.streaming import StreamedReleases, StreamedWheel
 
 pytestmark = pytest.mark.index

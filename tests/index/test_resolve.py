@@ -103,7 +103,10 @@ def test_pre_releases_are_taken_of_named_packages_only(site: Settings) -> None:
     extra, day = "extras: [opentelemetry-sdk==1.25.0]\n", "2024-07-01"
     with pytest.raises(LockError) as caught:
         run(site, extra, as_of=day)
-    assert caught.value.hint == "a package of which a pre-release may be taken is named under `prereleases`"
+    assert (
+        caught.value.hint
+        == "a package of which a pre-release may be taken is named under `prereleases`: opentelemetry-semantic-conventions"
+    )
     found = run(site, f"{extra}prereleases: [opentelemetry-semantic-conventions]\n", as_of=day)
     assert found["opentelemetry-semantic-conventions"].version == "0.46b0"
     assert not [

@@ -27,7 +27,8 @@ from builder.display import note
 from builder.errors import BuilderError
 from builder.fetch import fetch_artefact
 from builder.lock import Artefact
-from builder.matrix import DirectFile, load_matrix
+from builder.matrix import load_matrix
+from builder.origins import DirectFile
 from tests.standin.relabel import relabel
 
 HERE = Path(__file__).resolve().parent

@@ -7,7 +7,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from builder import fatbin
+from builder import fatbin, fatbin_stream
 
 A, F, ZSTD, LZ4 = 0x100000, 0x200000, 0x8000, 0x2000
 
@@ -109,7 +109,7 @@ def _answers(data: bytes) -> list[tuple[fatbin.Container, ...] | None]:
 
     return [
         _outcome(lambda: fatbin.scan(lambda start, size: data[start : start + size], len(data))),
-        _outcome(lambda: fatbin.scan_stream(pieces())),
+        _outcome(lambda: fatbin_stream.scan_stream(pieces())),
         _outcome(lambda: fatbin.read(data)),
     ]
 

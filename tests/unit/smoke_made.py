@@ -102,6 +102,17 @@ class Site:
         entry = {"id": "known", "distribution": "kernel", "file": "*", "checks": ["needed"], "words": "libx"}
         self.spec_data["exceptions"].append({**entry, "consequence": "none", "source": "made up", **fields})
 
+    def variants(self, **fields: Any) -> None:
+        """Let a wheel be one with a file for each CUDA."""
+        entry = {
+            "distribution": "kernel",
+            "path": "kernel/x_cuda{cuda}.so",
+            "near": False,
+            "required": True,
+            "elsewhere": [],
+        }
+        self.spec_data.setdefault("variants", []).append({**entry, "without": "it raises", **fields})
+
     @property
     def spec(self) -> Spec:
         return parse_spec(self.spec_data)
@@ -115,7 +126,7 @@ class Site:
         """What checks of native code get."""
         spec, tree = self.spec, self.tree
         with Workspace(tree) as workspace:
-            yield Native(spec, tree, workspace, spec.names() if scope is None else scope), Ledger(spec.exceptions, tree)
+            yield Native(spec, tree, workspace, spec.names() if scope is None else scope), Ledger(spec, tree)
 
 
 def compile_library(source: str, *options: str, name: str = "lib.so", folder: Path, language: str = "c") -> bytes:

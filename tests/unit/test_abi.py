@@ -46,10 +46,10 @@ class Set:
 
         self.wheels.append(Wheel(name, version, tuple(files), read, promised))
 
-    def torch(self, **libraries: Facts) -> None:
-        """torch 2.10.0: `c10` is torch/lib/libc10.so."""
+    def torch(self, version: str = "2.10.0", **libraries: Facts) -> None:
+        """A torch: `c10` is torch/lib/libc10.so."""
         found = {f"torch/lib/lib{name}.so": library for name, library in libraries.items()}
-        self.wheel("torch", found, "2.10.0")
+        self.wheel("torch", found, version)
 
     def judge(self, name: str = "kernel", base: str = "bookworm") -> list[Extension]:
         """The files of one wheel."""
@@ -112,6 +112,22 @@ def test_a_name_of_torch_is_not_looked_for_in_cudas_libraries(made: Set) -> None
     made.wheel("kernel", {"kernel/ops.so": facts(CHECK, needed=("libc10.so",))})
     assert made.one().verdict == "broken"
     assert "nvidia/lib/libcufft.so.11" not in made.read
+
+
+@pytest.mark.parametrize("directly", [True, False], ids=["it needs the library", "its package opens the library"])
+def test_a_name_that_is_nobodys_is_looked_for_in_any_library_that_the_file_asks_for(made: Set, directly: bool) -> None:
+    """CUTLASS's runtime lies in a wheel of NVIDIA's, and its names are none of CUDA's."""
+    made.torch(c10=facts(rpath=("$ORIGIN/../../nvidia/lib",), needed=("libcublas.so.12",)))
+    made.wheel("nvidia-cublas-cu12", {"nvidia/lib/libcublas.so.12": facts()})
+    made.wheel("nvidia-dsl", {"nvidia_dsl/lib/librun.so": facts(exports=("_run",))})
+    rpath = ("$ORIGIN/../nvidia_dsl/lib",) if directly else ()
+    needed = ("libc10.so", "librun.so") if directly else ("libc10.so",)
+    made.wheel("kernel", {"kernel/ops.so": facts("_run", needed=needed, rpath=rpath)})
+    made.said["loaded_first"] = [
+        {"distribution": "kernel", "files": ["kernel/*.so"], "libraries": ["nvidia_dsl/lib/librun.so"], "global": True}
+    ] * (not directly)
+    assert made.one().verdict == "ok"
+    assert "nvidia/lib/libcublas.so.12" not in made.read
 
 
 def test_the_old_string_counts_as_the_same_parameter(made: Set) -> None:
@@ -327,11 +343,25 @@ def test_nor_is_one_that_may_be_in_what_a_library_misses(made: Set) -> None:
     )
 
 
-def test_without_a_number_it_is_a_wheel_s_library_and_the_whole_set_lacks_it(made: Set) -> None:
-    made.wheel("kernel", {"kernel/ops.so": facts(needed=("libother.so",))})
-    assert (made.one().verdict, made.one().reasons) == ("uncertain", ("`libother.so` is in no wheel of the set",))
+@pytest.mark.parametrize(
+    ("library", "loaded_first"), [("libtorch_gone.so", ""), ("libtvm_ffi.so", "tvm_ffi/lib/libtvm_ffi.so")]
+)
+def test_a_library_that_only_wheels_have_and_the_whole_set_lacks(made: Set, library: str, loaded_first: str) -> None:
+    made.torch(c10=facts())
+    made.wheel("kernel", {"kernel/ops.so": facts(needed=(library,))})
+    made.said["loaded_first"] = [{"distribution": "other", "files": [], "libraries": [loaded_first]}]
+    assert (made.one().verdict, made.one().reasons) == ("uncertain", (f"`{library}` is in no wheel of the set",))
     made.said["whole"] = True
-    assert (made.one().verdict, made.one().missing_libraries) == ("broken", ("libother.so",))
+    assert (made.one().verdict, made.one().missing_libraries) == ("broken", (library,))
+
+
+def test_any_other_may_be_the_system_s_even_without_a_number(made: Set) -> None:
+    """AWS's SDK for C++ installs its libraries so."""
+    made.said["whole"] = True
+    made.wheel("kernel", {"kernel/ops.so": facts(needed=("libaws-cpp-sdk-s3.so",))})
+    found = made.one()
+    assert (found.verdict, found.missing_libraries) == ("uncertain", ("libaws-cpp-sdk-s3.so",))
+    assert found.reasons == ("`libaws-cpp-sdk-s3.so` is in no wheel of the set: whether the base has it is not known",)
 
 
 def test_with_a_number_it_may_be_the_base_s(made: Set) -> None:
@@ -431,6 +461,113 @@ def test_an_entry_excuses_what_it_names_and_nothing_else(made: Set, change: dict
     assert [item.verdict for item in made.judge()] == ["broken", "ok"]
 
 
+def test_an_entry_excuses_what_an_os_package_may_bring_too(made: Set) -> None:
+    made.wheel("kernel", {"kernel/heic.so": facts("heif_init", needed=("libheif.so.1",)), "kernel/ops.so": facts()})
+    assert {item.verdict for item in made.judge()} == {"uncertain", "ok"}
+    made.said["exceptions"] = [entry(file="kernel/heic.so", words="libheif.so.1", consequence="no HEIC")]
+    assert [(item.verdict, item.by_design) for item in made.judge()] == [("ok", "no HEIC"), ("ok", "")]
+
+
+def bitsandbytes(made: Set, version: str, runtime: str, *numbers: str) -> dict[str, Extension]:
+    """bitsandbytes with files for these CUDAs and the CPU's, beside a torch of a CUDA; the verdicts by file name."""
+    major = runtime.partition(".")[0]
+    made.said["cuda_sonames"] = {"libcudart.so": {"12": 12, "13": 13}}
+    made.torch(torch_global_deps=facts(needed=(f"libcudart.so.{major}",), rpath=("$ORIGIN/../../nvidia/lib",)))
+    made.wheel("nvidia-cuda-runtime", {f"nvidia/lib/libcudart.so.{major}": facts()}, runtime)
+    files = {
+        f"bitsandbytes/libbitsandbytes_cuda{number}.so": facts(needed=(f"libcudart.so.{number[:2]}",))
+        for number in numbers
+    }
+    files |= {"bitsandbytes/libbitsandbytes_cpu.so": facts()}
+    files |= {"bitsandbytes/libbitsandbytes_xpu.so": facts(needed=("libsycl.so.8",))}
+    made.wheel("bitsandbytes", files, version)
+    found = made.judge("bitsandbytes")
+    return {item.file.removeprefix("bitsandbytes/libbitsandbytes_").removesuffix(".so"): item for item in found}
+
+
+@pytest.mark.parametrize(("runtime", "opened", "aside"), [("13.0.96", "130", "128"), ("12.8.90", "128", "130")])
+def test_of_a_file_for_each_cuda_that_of_torch_s_is_enough(made: Set, runtime: str, opened: str, aside: str) -> None:
+    found = bitsandbytes(made, "0.48.0", runtime, "118", "128", "130")
+    assert {item.verdict for item in found.values()} == {"ok"}
+    assert (found[f"cuda{opened}"].by_design, found["cpu"].by_design) == ("", "")
+    release = ".".join(runtime.split(".")[:2])
+    for number in (aside, "118"):
+        assert found[f"cuda{number}"].by_design == (
+            f"none; bitsandbytes opens `bitsandbytes/libbitsandbytes_cuda{opened}.so` alone, by torch's CUDA {release}"
+        )
+    assert found["xpu"].by_design
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("torch-c-dlpack-ext", "torch_c_dlpack_ext/libtorch_c_dlpack_addon_torch{}-cuda.so"),
+        ("nixl-cu13", "nixl_ep_cu13/nixl_ep_cpp_torch{}.cpython-311-x86_64-linux-gnu.so"),
+    ],
+)
+@pytest.mark.parametrize(("torch", "broken"), [("2.10.0", "29"), ("2.9.1", "210"), ("2.15.0", "")])
+def test_of_a_file_for_each_torch_that_of_the_set_is_enough(
+    made: Set, name: str, file: str, torch: str, broken: str
+) -> None:
+    """The file for another torch lacks a name; where there is none for the set's torch, the package does without."""
+    made.torch(torch, c10=facts(exports=(CHECK_NOW,)))
+    wants = {
+        number: facts(CHECK if broken in ("", number) else CHECK_NOW, needed=("libc10.so",)) for number in ("29", "210")
+    }
+    made.wheel(name, {file.format(number): each for number, each in wants.items()}, "1.5.1")
+    found = {item.file: item for item in made.judge(name)}
+    assert {item.verdict for item in found.values()} == {"ok"}
+    by_design = {each: found[file.format(each)].by_design for each in wants}
+    if broken:
+        opened = file.format("210" if broken == "29" else "29")
+        assert by_design.pop(broken) == f"none; {name} opens `{opened}` alone, by torch {torch.rpartition('.')[0]}"
+        assert list(by_design.values()) == [""]
+    else:
+        assert all(text.startswith(f"none; {name} has no file for torch 2.15: ") for text in by_design.values())
+
+
+def test_the_file_of_the_set_s_torch_has_to_load(made: Set) -> None:
+    made.torch("2.9.1", c10=facts(exports=(CHECK_NOW,)))
+    file = "torch_c_dlpack_ext/libtorch_c_dlpack_addon_torch29-cuda.so"
+    made.wheel("torch-c-dlpack-ext", {file: facts(CHECK, needed=("libc10.so",))}, "0.1.5")
+    assert [item.verdict for item in made.judge("torch-c-dlpack-ext")] == ["broken"]
+
+
+def test_where_that_of_torch_s_cuda_does_not_load_no_other_stands_in(made: Set) -> None:
+    made.said["whole"] = True
+    found = bitsandbytes(made, "0.48.0", "12.8.90", "118", "126", "128")
+    assert found["cuda128"].verdict == "ok"
+    made.wheels.pop()
+    files = {"bitsandbytes/libbitsandbytes_cuda128.so": facts(needed=("libtorch_gone.so",))}
+    files |= {"bitsandbytes/libbitsandbytes_cuda126.so": facts(needed=("libcudart.so.12",))}
+    made.wheel("bitsandbytes", files, "0.48.0")
+    assert [item.verdict for item in made.judge("bitsandbytes")] == ["ok", "broken"]
+
+
+@pytest.mark.parametrize("version", ["0.45.5", "0.48.0"])
+def test_a_cuda_for_which_there_is_no_file(made: Set, version: str) -> None:
+    found = bitsandbytes(made, version, "13.0.96", "118", "128")
+    assert {name for name, item in found.items() if item.verdict == "broken"} == {"cuda130"}
+    assert found["cuda130"].missing_libraries == ("libbitsandbytes_cuda130.so",)
+    assert (
+        found["cuda130"]
+        .because[0]
+        .startswith(f"bitsandbytes {version} has no file for torch's CUDA 13.0, but for 118, 128: it ")
+    )
+
+
+@pytest.mark.parametrize(
+    ("runtime", "numbers", "opened"),
+    [("12.9.79", ("126", "128", "130"), "128"), ("12.0.1", ("118", "121", "124"), "121"), ("13.0.1", ("128",), "130")],
+)
+def test_from_0_50_on_it_takes_the_nearest_of_the_major(
+    made: Set, runtime: str, numbers: tuple[str, ...], opened: str
+) -> None:
+    found = bitsandbytes(made, "0.50.2", runtime, *numbers)
+    assert found[f"cuda{opened}"].verdict == ("ok" if opened in numbers else "broken")
+    assert f"_cuda{opened}.so` alone" in found["xpu"].by_design
+
+
 def test_a_package_that_loses_all_of_its_code_is_not_excused(made: Set) -> None:
     """torchao 0.9.0: it notices, and goes on without."""
     made.torch(c10=facts())
@@ -463,6 +600,30 @@ def test_files_that_are_shared_on_purpose(made: Set) -> None:
 def test_built_for_one_cpython(made: Set) -> None:
     made.wheel("kernel", {"kernel/ops.cpython-310-x86_64-linux-gnu.so": facts()})
     assert made.one().notes == ("is built for CPython 3.10: Python 3.11 does not find it by name",)
+
+
+def for_machine(machine: str) -> Facts:
+    return facts_of(ElfFacts(machine, "dyn", undefined=(Undefined("frobnicate", None, None, False),)), "")
+
+
+def test_a_file_for_another_machine_beside_those_for_this_one(made: Set) -> None:
+    """CUTLASS brings its runtime for aarch64, to link against."""
+    made.wheel("kernel", {"kernel/ops.so": facts(), "kernel/stubs/aarch64/libops.so": for_machine("aarch64")})
+    found = {item.file: (item.verdict, item.by_design) for item in made.judge()}
+    assert found == {
+        "kernel/ops.so": ("ok", ""),
+        "kernel/stubs/aarch64/libops.so": ("ok", "none; it is for another machine than x86_64"),
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["kernel/libops.so", "kernel/ops.abi3.so", "kernel/ops.cpython-311-x86_64-linux-gnu.so"]
+)
+def test_a_file_for_another_machine_that_python_imports_or_that_is_alone(made: Set, name: str) -> None:
+    beside = {} if name == "kernel/libops.so" else {"kernel/other.so": facts()}
+    made.wheel("kernel", {name: for_machine("aarch64"), **beside})
+    (found,) = [item for item in made.judge() if item.file == name]
+    assert (found.verdict, found.because) == ("broken", ("it is for aarch64, and the target is x86_64",))
 
 
 def test_a_tag_that_promises_too_much(made: Set) -> None:

@@ -16,11 +16,12 @@ import pytest
 from builder import cli
 from builder.abi import tables
 from builder.abi import verb as abiverb
+from builder.abi.answers import RELEASES_LAST
 from builder.abi.model import Facts
 from builder.abi.report import Report, as_json, as_text
 from builder.abi.tables import Names, pack, unpack
 from builder.abi.tables.__main__ import Tables, member
-from builder.abi.verb import ask, facts_of, promised
+from builder.abi.verb import ask, facts_of
 from builder.abi.wheels import parse, pin
 from builder.errors import ExitCode, IntegrityError, LockError, UnreachableError, UsageError
 from builder.nativefacts import EXPORTED, ElfFacts
@@ -236,6 +237,43 @@ def test_text_of_find_in_vain(site: Settings) -> None:
     )
 
 
+def test_find_without_the_torch_that_is_needed_asks_for_it(index: Loopback, site: Settings) -> None:
+    index.add(wheel("alone", "1.0", tag=ABI3, files={"alone/ops.so": library("ops.so", needed=("libc10.so",))}))
+    for version in ("1.0", "2.0"):
+        index.add(wheel("numbers", version))
+    with pytest.raises(UsageError) as caught:
+        answer(site, "alone==1.0", find="numbers")
+    assert str(caught.value) == (
+        "error: the set has no torch, which its native files need\n"
+        "  because: none is named, and none of what is named requires one\n"
+        "  hint: name it: `builder abi alone==1.0 torch==VERSION --find numbers`"
+    )
+
+
+def test_find_where_nothing_is_known_says_so(index: Loopback, site: Settings) -> None:
+    index.add(wheel("alone", "1.0", tag=ABI3, files={"alone/ops.so": library("ops.so", needed=("libaws.so",))}))
+    index.add(wheel("numbers", "1.0"))
+    report = answer(site, "alone==1.0", find="numbers")
+    assert as_text(report).splitlines()[0] == (
+        "whether a release of numbers fits alone 1.0 is not known (Python 3.11, Debian 12)"
+    )
+
+
+def test_a_release_that_is_built_from_source(index: Loopback, site: Settings) -> None:
+    index.add(wheel("source", "1.0"))
+    page = index.files["/simple/source/"]
+    page.data = page.data.replace(b"source-1.0-py3-none-any.whl", b"source-1.0.tar.gz").replace(
+        b'"core-metadata"', b'"x"'
+    )
+    with pytest.raises(UsageError) as caught:
+        answer(site, "source==1.0")
+    assert str(caught.value) == (
+        "error: source 1.0 has no wheel at all\n"
+        "  because: it is built from source (the index has source-1.0.tar.gz), so there are no native files to look at\n"
+        "  hint: a wheel of your own is named with `--wheels DIR`"
+    )
+
+
 def test_find_a_kernel_for_a_torch(index: Loopback, site: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(abiverb, "CANDIDATES", 2)
     for version in ("0.3.20", "0.4.0"):
@@ -338,10 +376,13 @@ def test_a_library_of_a_wheel_that_is_required(index: Loopback, site: Settings) 
 
 
 def test_a_library_that_no_wheel_has(index: Loopback, site: Settings) -> None:
-    files = {"kernel/ops.so": library("", needed=("libother.so",))}
-    index.add(wheel("kernel", "1.0", ("sympy",), tag=ABI3, files=files))
-    report = answer(site, "kernel==1.0")
-    assert (report.verdict, report.extensions[0].missing_libraries) == ("broken", ("libother.so",))
+    """One that only wheels have is not there, any other may be the system's: with a number in its name or without."""
+    for version, needed in (("1.0", "libtorch_other.so"), ("2.0", "libother.so"), ("3.0", "libother.so.1")):
+        files = {"kernel/ops.so": library("", needed=(needed,))}
+        index.add(wheel("kernel", version, ("sympy",), tag=ABI3, files=files))
+    reports = [answer(site, f"kernel=={version}.0") for version in (1, 2, 3)]
+    assert [report.verdict for report in reports] == ["broken", "uncertain", "uncertain"]
+    assert reports[0].extensions[0].missing_libraries == ("libtorch_other.so",)
 
 
 def test_what_is_left_open_is_resolved(site: Settings) -> None:
@@ -500,6 +541,31 @@ def test_another_question_is_asked(run: Run, monkeypatch: pytest.MonkeyPatch, wo
         run(*words)
 
 
+FIND = ["kernel==0.3.21", "--find", "torch>=2.9"]
+
+
+def test_an_answer_with_find_is_kept_for_an_hour_and_says_of_when(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1_800_000_000.0
+    monkeypatch.setattr("time.time", lambda: now)
+    first = run(*FIND)[1]
+    assert first.endswith("; the releases that the index had at 2027-01-15 08:00 UTC\n")
+    monkeypatch.setattr(abiverb, "ask", lambda *_, **__: pytest.fail("asked again"))
+    now += RELEASES_LAST - 1
+    again = run(*FIND)[1]
+    assert again.splitlines()[:-1] == first.splitlines()[:-1]
+    assert again.endswith("; the releases that the index had at 2027-01-15 08:00 UTC\n")
+    now += 1
+    with pytest.raises(pytest.fail.Exception, match="asked again"):
+        run(*FIND)
+
+
+def test_an_answer_with_find_that_left_something_open_is_not_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("kernel<0.4", "--find", "torch>=2.9")
+    monkeypatch.setattr(abiverb, "ask", lambda *_, **__: pytest.fail("asked again"))
+    with pytest.raises(pytest.fail.Exception, match="asked again"):
+        run("kernel<0.4", "--find", "torch>=2.9")
+
+
 def test_a_kept_answer_that_was_damaged_is_asked_for_again(run: Run, site: Settings) -> None:
     first = run("kernel==0.3.21", "torch==2.10.0")[0]
     for path in (site.cache / "abi").iterdir():
@@ -518,18 +584,6 @@ def test_pins() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("file", "minor"),
-    [
-        ("a-1-cp310-abi3-manylinux2014_x86_64.whl", 17),
-        ("a-1-py3-none-manylinux_2_28_x86_64.manylinux_2_34_x86_64.whl", 28),
-        ("a-1-cp311-cp311-linux_x86_64.whl", None),
-    ],
-)
-def test_what_a_tag_promises(file: str, minor: int | None) -> None:
-    assert promised(file) == minor
-
-
 # The tables that are shipped.
 
 
@@ -546,6 +600,13 @@ def names(size: int) -> Names:
         blocks.append((rows[start][0], len(data), len(block)))
         data += block
     return Names(blocks, ["1", "6"], lambda offset, length: data[offset : offset + length])
+
+
+def test_names_of_a_read_file_are_found_by_their_beginning() -> None:
+    names = ["_ZN1aEv", "_ZN1a1bEv", "b", "_ZN1b", "_ZN1a1a", "_ZN1a\u00e9", "a"]
+    found = facts_of(ElfFacts("", "", exported=((None, tuple(sorted(names))),)), "").exports
+    for prefix in ("_ZN1a", "_ZN1a1", "_ZN1b", "", "_ZN2", "b", "_ZN1bx"):
+        assert sorted(found.starting(prefix)) == sorted(name for name in names if name.startswith(prefix))
 
 
 @pytest.mark.parametrize("size", [1, 7, 100, 1000])

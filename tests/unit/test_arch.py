@@ -22,7 +22,7 @@ from builder.arch import Answer, Loading, answer, choose, cover, pair
 from builder.archverb import asked, loadings
 from builder.errors import UsageError
 from builder.facts import load_facts
-from builder.facts.models import ArchRunFact, LoaderFact, PtxFact
+from builder.facts.devices import ArchRunFact, LoaderFact, PtxFact
 from builder.fatbin import Container, Image
 from builder.settings import Settings
 from tests import loopback as site_of
@@ -288,12 +288,21 @@ def test_ptx_rises_with_the_driver() -> None:
 
 
 def test_the_loader_takes_one_common_ops_on_each_device() -> None:
-    for release in (("sgl-kernel", "0.3.21"), ("sglang-kernel", "0.4.2.post2"), ("sglang-kernel", "0.4.10")):
+    for release in (
+        ("sgl-kernel", "0.3.13"),
+        ("sgl-kernel", "0.3.16.post4"),
+        ("sgl-kernel", "0.3.21"),
+        ("sglang-kernel", "0.4.0"),
+        ("sglang-kernel", "0.4.2.post2"),
+        ("sglang-kernel", "0.4.10"),
+    ):
         known = [loading for loading in loadings(*release) if "common_ops" in loading.file]
         for device in ((8, 0), (9, 0), (10, 3), (12, 0), (12, 1)):
             (taken,) = [loading.file for loading in known if loading.on(device)]
             assert taken == f"sgl_kernel/{'sm90' if device == (9, 0) else 'sm100'}/common_ops.abi3.so"
-    assert loadings("sgl-kernel", "0.3.20") == loadings("torch", "2.9.1") == []
+    # Up to 0.3.12 there is one, for every device.
+    assert not any("common_ops" in loading.file for loading in loadings("sgl-kernel", "0.3.12"))
+    assert loadings("sgl-kernel", "0.0.5") == loadings("torch", "2.9.1") == []
     assert len({(fact.path, fact.releases) for fact in load_facts(LoaderFact)}) == len(load_facts(LoaderFact))
 
 
@@ -407,6 +416,20 @@ def test_a_release_from_an_index(
     golden("arch_release.txt", told(out))
 
 
+def test_another_platform_has_another_wheel(site: Loopback, mine: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    add(site)
+    code, out, err = run(capsys, "sgl-kernel==0.3.21", "--platform", "linux/arm64")
+    assert (code, out, err.splitlines()[0]) == (2, "", "error: sgl-kernel 0.3.21 has no wheel for Linux aarch64")
+    tag = "cp310-abi3-manylinux2014_aarch64"
+    site.add(site_of.wheel("sgl-kernel", "0.3.21", tag=tag, files=FILES), beside=False)
+    assert run(capsys, "sgl-kernel==0.3.21")[1].startswith(
+        "sgl-kernel 0.3.21, sgl_kernel-0.3.21-cp310-abi3-manylinux2014_x86_64.whl"
+    )
+    assert run(capsys, "sgl-kernel==0.3.21", "--platform", "linux/arm64")[1].startswith(
+        f"sgl-kernel 0.3.21, sgl_kernel-0.3.21-{tag}.whl"
+    )
+
+
 def test_no_device_is_asked_for(site: Loopback, mine: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     add(site)
     code, out, _ = run(capsys, "sgl-kernel==0.3.21")
@@ -419,6 +442,13 @@ def test_devices_that_are_covered(site: Loopback, mine: Settings, capsys: pytest
     code, out, _ = run(capsys, "sgl-kernel==0.3.21", "--gpu", "12.0", "--cuda-driver", "12.8")
     assert code == 0
     assert told(out).splitlines()[-1] == "12.0, RTX PRO 6000 Blackwell: covered by every file that is loaded there"
+
+
+def test_a_file_without_gpu_code_is_not_called_covered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "plain.so").write_bytes(elf({}))
+    code, out, _ = run(capsys, str(tmp_path / "plain.so"), "--gpu", "12.0")
+    last = "12.0, RTX PRO 6000 Blackwell: nothing to cover: no file that was looked at has GPU code"
+    assert (code, out.splitlines()[-1]) == (0, last)
 
 
 def test_ptx_too_new_for_the_driver(site: Loopback, mine: Settings, capsys: pytest.CaptureFixture[str]) -> None:

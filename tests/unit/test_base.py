@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from builder import base, bootstrap
+from builder import archive, base, bootstrap
 from builder.errors import BuildError, LockError, UnreachableError
 from builder.lock import OsPackage
 from tests.made import lock_of, settings_at, tiny
@@ -40,9 +40,9 @@ INSTALLED = (
 
 @pytest.fixture
 def debian(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(bootstrap, "TOOLS", tmp_path / "tools")
+    monkeypatch.setattr(archive, "TOOLS", tmp_path / "tools")
     release = {"ID": "debian", "VERSION_CODENAME": "bookworm", "PRETTY_NAME": "Debian GNU/Linux 12 (bookworm)"}
-    monkeypatch.setattr(bootstrap, "os_release", lambda: release)
+    monkeypatch.setattr(archive, "os_release", lambda: release)
     monkeypatch.setattr(base, "_keyring", lambda _: Path("/keyring.gpg"))
 
 
@@ -93,7 +93,7 @@ Packages|sid|main|https://archive.example/debian/
 
 @pytest.mark.usefixtures("debian")
 def test_the_hosts_own_mirrors_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bootstrap, "run", lambda *_, **__: TARGETS)
+    monkeypatch.setattr(archive, "run", lambda *_, **__: TARGETS)
     assert base._sources(tiny().matrix, settings_at(tmp_path)) == (
         "deb [signed-by=/keyring.gpg] https://archive.example/debian/ bookworm main\n"
         "deb [signed-by=/keyring.gpg] https://archive.example/debian/ bookworm-updates main\n"
@@ -103,7 +103,7 @@ def test_the_hosts_own_mirrors_are_used(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.usefixtures("debian")
 def test_another_release_is_taken_from_them_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bootstrap, "run", lambda *_, **__: TARGETS)
+    monkeypatch.setattr(archive, "run", lambda *_, **__: TARGETS)
     trixie = tiny(base="{kind: archive, distribution: debian, release: trixie}").matrix
     assert "https://archive.example/security/ trixie-security main\n" in base._sources(trixie, settings_at(tmp_path))
 
@@ -173,7 +173,7 @@ def test_what_the_archive_has_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ran.append(argv)
         return POLICY
 
-    monkeypatch.setattr(bootstrap, "run", run)
+    monkeypatch.setattr(archive, "run", run)
     settings = settings_at(tmp_path, archive="https://mirror.example/debian")
     found = base.archive_versions(tiny().matrix, lock_of(tiny().matrix).base, settings)
     assert found == (OsPackage(name="base-files", version="12.4+deb12u16", architecture="amd64"),)
@@ -182,12 +182,39 @@ def test_what_the_archive_has_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert all(f"Dir::State::lists={state}/lists" in argv and "Dir::Etc::sourceparts=/dev/null" in argv for argv in ran)
 
 
+def test_keys_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mirror of Ubuntu is set on Debian, whose archive may lack Ubuntu's keys."""
+
+    def refused(_: object) -> None:
+        raise archive.SetupError("`apt-get -o …` exited with 100", "Unable to locate package", "see the sources")
+
+    monkeypatch.setattr(bootstrap, "setup_packages", refused)
+    monkeypatch.setattr(archive, "UNPACKED", tmp_path)
+    monkeypatch.setitem(base.KEYRINGS, "ubuntu", Path("usr/share/keyrings/made-ubuntu-archive-keyring.gpg"))
+    ubuntu = tiny(base="{kind: archive, distribution: ubuntu, release: noble}", python='"3.12"').matrix
+    with pytest.raises(BuildError) as caught:
+        base._sources(ubuntu, settings_at(tmp_path, archive="https://mirror.example/ubuntu"))
+    assert str(caught.value) == (
+        "error: the keys of ubuntu's archive are not on this machine\n"
+        "  because: `apt-get -o …` exited with 100: Unable to locate package\n"
+        "  hint: install `made-ubuntu-archive-keyring`, or build on Ubuntu"
+    )
+
+
+@pytest.mark.usefixtures("debian")
+def test_without_a_mirror_no_key_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "_keyring", lambda _: pytest.fail("looked for"))
+    ubuntu = tiny(base="{kind: archive, distribution: ubuntu, release: jammy}", python='"3.10"').matrix
+    with pytest.raises(BuildError, match="no mirror of ubuntu is known"):
+        base._sources(ubuntu, settings_at(tmp_path))
+
+
 @pytest.mark.usefixtures("debian")
 def test_an_archive_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> str:
-        raise bootstrap.SetupError("`apt-get -o …` exited with 100", "Could not connect", "see the sources")
+        raise archive.SetupError("`apt-get -o …` exited with 100", "Could not connect", "see the sources")
 
-    monkeypatch.setattr(bootstrap, "run", broken)
+    monkeypatch.setattr(archive, "run", broken)
     settings = settings_at(tmp_path, archive="https://mirror.example/debian")
     with pytest.raises(UnreachableError, match="exited with 100"):
         base.archive_versions(tiny().matrix, lock_of(tiny().matrix).base, settings)
@@ -195,7 +222,7 @@ def test_an_archive_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.usefixtures("debian")
 def test_an_archive_that_knows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bootstrap, "run", lambda *_, **__: "")
+    monkeypatch.setattr(archive, "run", lambda *_, **__: "")
     settings = settings_at(tmp_path, archive="https://mirror.example/debian")
     with pytest.raises(LockError, match="the archive names no candidate for any package"):
         base.archive_versions(tiny().matrix, lock_of(tiny().matrix).base, settings)

@@ -12,32 +12,32 @@ from pathlib import Path
 
 import pytest
 
-from builder import bootstrap
-from builder.bootstrap import Archive, SetupError
+from builder import archive, bootstrap
+from builder.archive import Archive, SetupError
 from tests.made import ROOT
 
 
 @pytest.fixture(autouse=True)
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def machine(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine of its own: tools, sockets and the exec-root below a temporary folder, no engine anywhere."""
-    monkeypatch.setattr(bootstrap, "TOOLS", tmp_path / "tools")
-    monkeypatch.setattr(bootstrap, "UNPACKED", tmp_path / "tools" / "root")
-    monkeypatch.setattr(bootstrap, "ENGINE", tmp_path / "tools" / "engine")
-    monkeypatch.setattr(bootstrap, "EXEC_ROOT", tmp_path / "run")
-    monkeypatch.setattr(bootstrap, "DEFAULT_SOCKET", tmp_path / "docker.sock")
+    monkeypatch.setattr(archive, "TOOLS", short_folder / "tools")
+    monkeypatch.setattr(archive, "UNPACKED", short_folder / "tools" / "root")
+    monkeypatch.setattr(bootstrap, "ENGINE", short_folder / "tools" / "engine")
+    monkeypatch.setattr(bootstrap, "EXEC_ROOT", short_folder / "run")
+    monkeypatch.setattr(bootstrap, "DEFAULT_SOCKET", short_folder / "docker.sock")
     monkeypatch.delenv("DOCKER_HOST", raising=False)
     monkeypatch.delenv("ENGINE", raising=False)
     monkeypatch.setattr(bootstrap, "engine_installed", lambda: None)
     # A fault in what is tested here must not set up an engine on the machine that runs the tests.
     for name in ("unpack_engine", "start_engine", "setup_packages", "clean"):
         monkeypatch.setattr(bootstrap, name, lambda *_, name=name: pytest.fail(f"`{name}` was about to run"))
-    (tmp_path / "tools" / "engine").mkdir(parents=True)
-    return tmp_path
+    (short_folder / "tools" / "engine").mkdir(parents=True)
+    return short_folder
 
 
 def system(monkeypatch: pytest.MonkeyPatch, codename: str, name: str = "Debian GNU/Linux 12 (bookworm)") -> None:
     monkeypatch.setattr(
-        bootstrap, "os_release", lambda: {"VERSION_CODENAME": codename, "PRETTY_NAME": name, "ID": "debian"}
+        archive, "os_release", lambda: {"VERSION_CODENAME": codename, "PRETTY_NAME": name, "ID": "debian"}
     )
 
 
@@ -49,11 +49,7 @@ def listen(machine: Path) -> Iterator[Callable[..., Path]]:
     def start(path: Path, answer: bytes = b"HTTP/1.0 200 OK\r\n\r\nOK") -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # A short relative name: a socket's path has 107 bytes at most.
-        before = Path.cwd()
-        os.chdir(path.parent)
-        server.bind(path.name)
-        os.chdir(before)
+        server.bind(str(path))
         server.listen()
         servers.append(server)
 
@@ -257,7 +253,7 @@ def test_the_address_alone_is_on_stdout(
 
 
 def test_a_program_that_fails_is_told_with_its_last_words() -> None:
-    assert refusal(lambda: bootstrap.run(["sh", "-c", "echo one >&2; echo two >&2; exit 3"])) == (
+    assert refusal(lambda: archive.run(["sh", "-c", "echo one >&2; echo two >&2; exit 3"])) == (
         "`sh -c …` exited with 3",
         "one\n  two",
         "see that the machine's apt sources can be reached: `apt-get update`",
@@ -266,7 +262,7 @@ def test_a_program_that_fails_is_told_with_its_last_words() -> None:
 
 
 def test_a_program_that_there_is_not() -> None:
-    what, _, hint, code = refusal(lambda: bootstrap.run(["no-such-program"]))
+    what, _, hint, code = refusal(lambda: archive.run(["no-such-program"]))
     assert (what, hint, code) == (
         "`no-such-program` was not found",
         "this set-up needs Debian's or Ubuntu's apt and dpkg",
@@ -293,7 +289,7 @@ def test_a_virtual_environment_of_these_requirements_is_left_alone(
     (tmp_path / "venv").mkdir()
     digest = hashlib.sha256(b"x==1\n" + (ROOT / "pyproject.toml").read_bytes()).hexdigest()
     (tmp_path / "venv" / ".requirements.sha256").write_text(f"{digest}\n")
-    monkeypatch.setattr(bootstrap, "run", lambda *_, **__: pytest.fail("something was run"))
+    monkeypatch.setattr(archive, "run", lambda *_, **__: pytest.fail("something was run"))
     bootstrap.make_venv(tmp_path / "venv", tmp_path / "dev.txt")
 
 
@@ -358,7 +354,7 @@ def test_the_suites_are_those_of_the_sources_not_of_what_the_system_fetched(
         )
         return TARGETS
 
-    monkeypatch.setattr(bootstrap, "run", run)
+    monkeypatch.setattr(archive, "run", run)
     assert Archive().suites() == [
         ("bookworm", "https://archive.example/debian/"),
         ("bookworm-security", "https://archive.example/security/"),
@@ -371,7 +367,7 @@ def test_a_newer_release_is_taken_from_the_mirror_that_the_host_uses(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     system(monkeypatch, "bookworm")
-    monkeypatch.setattr(bootstrap, "run", lambda *_, **__: TARGETS)
+    monkeypatch.setattr(archive, "run", lambda *_, **__: TARGETS)
     assert Archive("trixie")._foreign_sources() == (
         "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] https://archive.example/debian/ trixie main\n"
     )
@@ -379,7 +375,7 @@ def test_a_newer_release_is_taken_from_the_mirror_that_the_host_uses(
 
 def test_a_host_without_a_source_of_its_release(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     system(monkeypatch, "bookworm")
-    monkeypatch.setattr(bootstrap, "run", lambda *_, **__: TARGETS.replace("bookworm", "sid"))
+    monkeypatch.setattr(archive, "run", lambda *_, **__: TARGETS.replace("bookworm", "sid"))
     assert refusal(Archive("trixie")._foreign_sources) == (
         "no apt source for `bookworm` main was found",
         "the engine's packages are taken from the mirror that the machine already uses",
@@ -396,7 +392,7 @@ def test_the_systems_apt_state_is_not_touched(machine: Path, monkeypatch: pytest
         ran.append(argv)
         return "Inst part [1] (2)\nInst dep (1)\nConf part\n"
 
-    monkeypatch.setattr(bootstrap, "run", run)
+    monkeypatch.setattr(archive, "run", run)
     assert Archive("bookworm").missing(["part"]) == ["part", "dep"]
     for argv in ran:
         assert f"Dir::State::lists={machine}/tools/apt/bookworm/lists" in argv
@@ -414,7 +410,7 @@ def test_what_was_unpacked_is_not_fetched_again(machine: Path, monkeypatch: pyte
             (cwd / "part_1_amd64.deb").write_text("")
         return ""
 
-    monkeypatch.setattr(bootstrap, "run", run)
+    monkeypatch.setattr(archive, "run", run)
     Archive("bookworm").unpack(["part"])
     assert ran[-1][:2] == ["dpkg-deb", "-x"]
     count = len(ran)
@@ -422,9 +418,12 @@ def test_what_was_unpacked_is_not_fetched_again(machine: Path, monkeypatch: pyte
     assert len(ran) == count
 
 
-def test_the_script_runs_on_a_bare_python() -> None:
+@pytest.mark.processes
+@pytest.mark.parametrize("options", [["-I", "-S"], ["-S"]], ids=["isolated", "by path"])
+def test_the_script_runs_on_a_bare_python(options: list[str], tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-I", "-S", str(ROOT / "builder" / "bootstrap.py"), "--help"],
+        [sys.executable, *options, str(ROOT / "builder" / "bootstrap.py"), "--help"],
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
@@ -432,6 +431,27 @@ def test_the_script_runs_on_a_bare_python() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.processes
+def test_no_module_of_the_package_stands_before_the_standard_librarys(tmp_path: Path) -> None:
+    # As `python builder/bootstrap.py` has it: the script's folder first. `ensurepip` needs the library's `bisect`.
+    script = (
+        "import runpy, sys\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "sys.argv[:] = ['bootstrap', '--help']\n"
+        "try:\n    runpy.run_path(sys.path[0] + '/bootstrap.py', run_name='__main__')\n"
+        "except SystemExit:\n    import ensurepip\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", script, str(ROOT / "builder")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.processes
 def test_two_checkouts_have_sockets_of_their_own() -> None:
     script = "from builder import bootstrap; print(bootstrap.EXEC_ROOT)"
     places = [
@@ -447,3 +467,58 @@ def test_two_checkouts_have_sockets_of_their_own() -> None:
     ]
     assert places[0] == places[2] != places[1]
     assert all(len(place.strip()) < 30 for place in places)
+
+
+# --- cosign -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unpacked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, list[str]]]:
+    """What would be unpacked, and from which release; no program is found."""
+    taken: list[tuple[str | None, list[str]]] = []
+    monkeypatch.setattr(Archive, "unpack", lambda self, names, target=None: taken.append((self.release, list(names))))
+    monkeypatch.setattr(bootstrap, "find_program", lambda name: None)
+    monkeypatch.setattr("builder.bootstrap.shutil.which", lambda name: f"/usr/bin/{name}")
+    return taken
+
+
+@pytest.mark.parametrize("host", ["bookworm", "trixie"])
+def test_cosign_comes_from_debian_13(
+    host: str, unpacked: list[tuple[str | None, list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system(monkeypatch, host)
+    bootstrap.setup_cosign()
+    assert unpacked == [("trixie", ["cosign"])]
+
+
+def test_no_cosign_for_ubuntu(unpacked: list[tuple[str | None, list[str]]], monkeypatch: pytest.MonkeyPatch) -> None:
+    system(monkeypatch, "noble", "Ubuntu 24.04 LTS")
+    assert refusal(bootstrap.setup_cosign) == (
+        "`cosign` is no package of `noble`",
+        "it is taken from Debian's archive, on bookworm, trixie only",
+        "put a cosign 2 on the PATH, as its project releases it",
+        6,
+    )
+    assert unpacked == []
+
+
+def test_the_systems_cosign_is_taken(
+    unpacked: list[tuple[str | None, list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bootstrap, "find_program", lambda name: f"/usr/bin/{name}")
+    bootstrap.setup_cosign()
+    assert unpacked == []
+
+
+def test_tools_without_cosign_are_of_use_all_the_same(
+    unpacked: list[tuple[str | None, list[str]]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    system(monkeypatch, "noble", "Ubuntu 24.04 LTS")
+    monkeypatch.setattr(bootstrap, "unpack_engine", lambda release: None)
+    monkeypatch.setattr(bootstrap, "setup_packages", lambda names: None)
+    assert bootstrap.main(["tools"]) == 0
+    assert capsys.readouterr().err == (
+        "note: `cosign` is no package of `noble`: put a cosign 2 on the PATH, as its project releases it\n"
+    )

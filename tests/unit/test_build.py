@@ -369,10 +369,10 @@ def test_two_builds_of_one_matrix_take_turns(tmp_path: Path, capsys: pytest.Capt
     path, order = tmp_path / "tiny.lock", []
 
     def second() -> None:
-        with build._locked(path):
+        with build.locked(path):
             order.append("second")
 
-    with build._locked(path):
+    with build.locked(path):
         thread = threading.Thread(target=second)
         thread.start()
         time.sleep(0.2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import subprocess
@@ -11,12 +12,36 @@ from pathlib import Path
 
 import pytest
 
-from builder import cli, inventory
+from builder import cli, inventory, verbs
 from builder.errors import BuildError, IntegrityError, LockError, UnreachableError, UsageError
 from builder.lock import lock_path, write_lock
 from tests.made import ROOT, TINY, artefact, lock_of, tiny
 
-VERBS = ("abi", "arch", "build", "check", "list", "lock", "patches", "plan", "prune", "render", "run", "smoke")
+VERBS = (
+    "abi",
+    "arch",
+    "bake",
+    "bisect",
+    "build",
+    "bundle",
+    "check",
+    "diff",
+    "doctor",
+    "hosts",
+    "list",
+    "load",
+    "lock",
+    "patches",
+    "plan",
+    "prune",
+    "pull",
+    "push",
+    "render",
+    "repro",
+    "run",
+    "smoke",
+    "verify",
+)
 
 
 def run(*arguments: str, stdout: int = subprocess.PIPE, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -37,7 +62,7 @@ def matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "tiny.yaml"
     path.write_text(TINY)
     write_lock(lock_of(tiny().matrix, artefact("idna", "3.7")), lock_path(path))
-    monkeypatch.setattr(cli, "MATRICES", tmp_path)
+    monkeypatch.setattr(verbs, "MATRICES", tmp_path)
     monkeypatch.setattr(inventory, "engine_host", lambda: None)
     return path
 
@@ -114,7 +139,7 @@ def test_an_error_goes_to_stderr_with_its_code(
     def broken(_: argparse.Namespace) -> int:
         raise error("it broke", hint="mend it")
 
-    monkeypatch.setattr(cli, "_list", broken)
+    monkeypatch.setattr(verbs, "do_list", broken)
     assert cli.main(["list"]) == code
     assert capsys.readouterr() == ("", "error: it broke\n  hint: mend it\n")
 
@@ -123,7 +148,7 @@ def test_an_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     def interrupted(_: argparse.Namespace) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_list", interrupted)
+    monkeypatch.setattr(verbs, "do_list", interrupted)
     assert cli.main(["list"]) == 130
     assert capsys.readouterr() == ("", "interrupted: nothing was tagged\n")
 
@@ -143,6 +168,82 @@ def test_a_reader_that_went_away() -> None:
     finally:
         os.close(write)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("words", [("list",), ("list", "--json"), ("render", "cu130-next")])
+def test_an_output_that_is_full(words: tuple[str, ...]) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    try:
+        done = run(*words, stdout=full, PYTHONUNBUFFERED="")
+    finally:
+        os.close(full)
+    assert done.returncode == 6
+    assert done.stderr.startswith("error: the disk is full\n")
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_is_full(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int) -> None:
+    def full(_: argparse.Namespace) -> int:
+        raise OSError(number, os.strerror(number), "/data/log")
+
+    monkeypatch.setattr(verbs, "do_list", full)
+    assert cli.main(["list"]) == 6
+    out, err = capsys.readouterr()
+    assert (out, err.splitlines()[:3]) == (
+        "",
+        ["error: the disk is full", "  at: /data/log", f"  because: {os.strerror(number)}"],
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["arch", "LONG"],
+        ["verify", "LONG", "--pub", "x"],
+        ["check", "a/LONG"],
+        ["diff", "LONG.lock.json", "cu128"],
+        ["bundle", "cu128", "-o", "LONG"],
+        ["check", "cu128", "--wheels", "LONG"],
+        ["bisect", "cu128", "cu130", "--static", "--log", "LONG"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_name_that_no_file_can_have(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([word.replace("LONG", "x" * 5000) for word in words]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: a name is too long for a file\n") and len(err) < 300
+
+
+def test_render_as_json(matrix: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["render", "tiny"]) == 0
+    text = capsys.readouterr().out
+    assert cli.main(["render", "tiny", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"matrix": "tiny", "dockerfile": text}
+
+
+def test_a_folder_is_no_matrix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A path is told whole, however long it is: its end says what is wrong with it."""
+    folder = tmp_path / ("long" * 40)
+    folder.mkdir()
+    assert cli.main(["check", str(folder)]) == 2
+    assert capsys.readouterr().err == f"error: `{folder}` is a folder\n  hint: name the matrix's file in it\n"
+    assert cli.main(["check", f"{folder}/none.yaml"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: there is no file `{folder}/none.yaml`\n")
+
+
+def test_a_report_without_a_name_says_where(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["repro", ""]) == 2
+    assert capsys.readouterr().err.splitlines()[:2] == ["error: the report cannot be read", "  at: ''"]
+
+
+def test_a_matrix_is_read_before_a_key_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty = tmp_path / "empty.yaml"
+    empty.touch()
+    for words in (["bundle", str(empty), "-o", str(tmp_path / "out")], ["bake", str(empty)]):
+        assert cli.main(words) == 2
+        assert "the file is empty" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -209,7 +310,7 @@ def test_list_as_json(matrix: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_plan_as_json(matrix: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "tiny", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert [layer["layer"] for layer in data["layers"]] == ["os", "rest"]
+    assert [layer["layer"] for layer in data["layers"]] == ["os", "python", "rest", "proof"]
     assert (data["bytes"], data["bytes_to_pull"]) == (1000, 1000)
 
 

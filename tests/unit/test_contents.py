@@ -13,6 +13,7 @@ from builder.contents import described, difference
 from builder.errors import IntegrityError
 from builder.facts import ContentFact, KnownContent
 from builder.fetch import fetch_all
+from builder.lock import Artefact
 from tests.loopback import Loopback, Served, loopback
 from tests.made import artefact, lock_of, settings_at, sha, tiny
 
@@ -82,9 +83,9 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loopback]:
         yield server
 
 
-def refusal(site: Loopback, tmp_path: Path, served: bytes) -> str:
-    site.files[PATH] = Served(served)
-    wanted = artefact(
+def kernel(site: Loopback) -> Artefact:
+    """The wheel with the content of 2026-02-21."""
+    return artefact(
         "sgl-kernel",
         "0.3.21+cu130",
         file=WHEEL,
@@ -94,6 +95,11 @@ def refusal(site: Loopback, tmp_path: Path, served: bytes) -> str:
         size=None,
         layer="kernels",
     )
+
+
+def refusal(site: Loopback, tmp_path: Path, served: bytes) -> str:
+    site.files[PATH] = Served(served)
+    wanted = kernel(site)
     with pytest.raises(IntegrityError) as caught:
         fetch_all(lock_of(tiny().matrix, wanted), settings_at(tmp_path))
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
@@ -127,16 +133,7 @@ def test_an_older_content_at_the_url(site: Loopback, tmp_path: Path, day: str, c
 def test_the_content_that_is_wanted(site: Loopback, tmp_path: Path) -> None:
     refusal(site, tmp_path, MADE["2026-01-14"])
     site.files[PATH] = Served(MADE["2026-02-21"])
-    wanted = artefact(
-        "sgl-kernel",
-        "0.3.21+cu130",
-        file=WHEEL,
-        sha256=sha(MADE["2026-02-21"].decode()),
-        index=None,
-        url=f"{site.url}{PATH}",
-        size=None,
-        layer="kernels",
-    )
+    wanted = kernel(site)
     found = fetch_all(lock_of(tiny().matrix, wanted), settings_at(tmp_path))
     assert found[WHEEL].read_bytes() == MADE["2026-02-21"]
 

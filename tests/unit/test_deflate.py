@@ -110,6 +110,20 @@ def test_what_comes_from_before_the_start_is_unknown() -> None:
     assert not tail.known(3000, 6000)
 
 
+def test_unknown_bytes_of_one_place_are_alike() -> None:
+    whole = table(31, 600_000)
+    tail = recover_tail(compress(whole)[-60_000:])
+    assert tail is not None
+    truth = whole[len(whole) - len(tail.data) :]
+    before = whole[: len(whole) - len(tail.data)][-32768:]
+    origins = tail.origins(0, len(truth))
+    assert [origin is None for origin in origins] == [not unknown for unknown in tail.unknown]
+    copied = [(origin, byte) for origin, byte in zip(origins, truth, strict=True) if origin is not None]
+    assert len(copied) > 1000
+    assert all(before[origin] == byte for origin, byte in copied)
+    assert tail.origins(5000, 5100) == origins[5000:5100]
+
+
 def test_the_last_block_alone() -> None:
     whole = text(14, 9000)
     tail = recover_tail(compress(whole))

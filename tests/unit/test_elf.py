@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from builder import elf
+from builder import elf, elf_hash
+from builder.elf_image import ElfError
 from builder.smoke.stub import stub_bytes
 
 if TYPE_CHECKING:
@@ -357,7 +358,7 @@ def test_source_that_returns_too_little_is_an_error(build: Build) -> None:
             return super().read(offset, length)[:-1]
 
     with pytest.raises(
-        elf.ElfError, match=r"^truncated: ELF identification of 16 bytes, of which 15 could be read at offset 0x0$"
+        ElfError, match=r"^truncated: ELF identification of 16 bytes, of which 15 could be read at offset 0x0$"
     ):
         elf.read(Short(build("gnu.so").read_bytes()))
 
@@ -374,12 +375,12 @@ def test_missing_file_is_an_oserror(tmp_path: Path) -> None:
     ("name", "value"), [(b"", 0x1505), (b"printf", 0x156B2BB8), (b"exit", 0x7C967E3F), (b"syscall", 0xBAC212A0)]
 )
 def test_gnu_hash_of_known_names(name: bytes, value: int) -> None:
-    assert elf.gnu_hash(name) == value
+    assert elf_hash.gnu_hash(name) == value
 
 
 @given(st.lists(st.binary(max_size=40)))
 def test_hashes_of_many_names_are_those_of_each(names: list[bytes]) -> None:
-    assert elf._gnu_hashes(names) == {name: elf.gnu_hash(name) for name in names}
+    assert elf_hash.gnu_hashes(names) == {name: elf_hash.gnu_hash(name) for name in names}
 
 
 def test_gnu_hash_check_notices_a_changed_name() -> None:
@@ -405,7 +406,7 @@ def test_gnu_hash_check_notices_a_bucket_that_starts_too_late() -> None:
 
 
 def error(data: bytes) -> str:
-    with pytest.raises(elf.ElfError) as caught:
+    with pytest.raises(ElfError) as caught:
         read(data)
     return str(caught.value)
 
@@ -529,11 +530,11 @@ TOTAL = settings(max_examples=100, deadline=None, suppress_health_check=[HealthC
 SAMPLES = ["libmain.so", "kinds.so", "silent.so", "sysv.so", "executable"]
 
 
-def outcome(data: bytes) -> elf.Elf | elf.ElfError:
+def outcome(data: bytes) -> elf.Elf | ElfError:
     """The only two outcomes there may be."""
     try:
         return read(data)
-    except elf.ElfError as problem:
+    except ElfError as problem:
         return problem
 
 

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builder import elf
+from builder.elf_image import ElfError
 from builder.elf_view import HOLE, Absent, OutOfReachError, read_facts, read_partial
 from builder.nativefacts import (
     EXPORTED,
@@ -22,25 +23,15 @@ from builder.nativefacts import (
     PATHS,
     SONAME,
     UNDEFINED,
-    VERDEF,
     VERNEED,
     ElfFacts,
     Undefined,
     facts_of,
 )
 from builder.smoke.stub import stub_bytes
+from tests.made import PART_OF
 from tests.unit.native_made import as_patchelf, library
 
-FIELDS = {
-    "soname": SONAME,
-    "needed": NEEDED,
-    "rpath": PATHS,
-    "runpath": PATHS,
-    "undefined": UNDEFINED,
-    "exported": EXPORTED,
-    "verneed": VERNEED,
-    "verdef": VERDEF,
-}
 STUB = stub_bytes("libx.so.1", ["first", "second", "third"])
 
 
@@ -69,7 +60,7 @@ def truth(data: bytes) -> ElfFacts:
 
 def agrees(found: ElfFacts, true: ElfFacts) -> None:
     """Nothing is wrong: what is not marked is the same, and names that are said are right whatever is marked."""
-    for field, part in FIELDS.items():
+    for field, part in PART_OF.items():
         if part not in found.uncertain:
             assert getattr(found, field) == getattr(true, field), field
     assert set(found.undefined) <= set(true.undefined)
@@ -287,7 +278,7 @@ def test_damaged_files_are_an_error_or_facts(changes: list[tuple[int, int]]) -> 
     for outcome in outcomes:
         try:
             assert isinstance(outcome(), ElfFacts)
-        except elf.ElfError as error:
+        except ElfError as error:
             assert str(error)
 
 
@@ -309,7 +300,7 @@ def test_names_that_overlap_without_end_are_refused_soon() -> None:
     programs += struct.pack("<IIQQQQQQ", 2, 4, end, end, end, len(dynamic), len(dynamic), 8)
     data = header + programs + tables + dynamic
     started = time.process_time()
-    with pytest.raises(elf.ElfError, match="strings overlap more than any linker makes them"):
+    with pytest.raises(ElfError, match="strings overlap more than any linker makes them"):
         read_facts(elf.BytesSource(data))
     assert time.process_time() - started < 10
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import docker
 import docker.errors
 import pytest
 
-from builder import bootstrap, engine
+from builder import archive, bootstrap, engine
 from builder.engine import BuildRequest, Buildx, Engine, build_argv, find_buildx
 from builder.errors import BuildError, ExitCode
 
@@ -77,12 +78,27 @@ def test_an_engine_that_reads_all_again_for_a_secret(monkeypatch: pytest.MonkeyP
     assert connected(monkeypatch, FakeClient(version)).reads_all_for_secrets is does
 
 
-def test_an_engine_that_does_not_answer(tmp_path: Path) -> None:
+def test_an_engine_that_does_not_answer(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
     with pytest.raises(BuildError) as caught:
-        Engine(f"unix://{tmp_path}/absent.sock")
+        Engine(f"unix://{short_folder}/absent.sock")
     told = str(caught.value).splitlines()
-    assert told[:2] == ["error: the Docker Engine does not answer", f"  at: unix://{tmp_path}/absent.sock"]
-    assert told[-1] == "  hint: see that it runs"
+    assert told[:2] == ["error: the Docker Engine does not answer", f"  at: unix://{short_folder}/absent.sock"]
+    assert told[2:] == [
+        "  because: there is no such socket",
+        "  hint: see that it runs: `systemctl start docker`; where none is installed, `make engine` sets one up",
+    ]
+
+
+def test_an_engine_that_is_named_and_does_not_answer(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = short_folder / "dead.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
+    with pytest.raises(BuildError) as caught:
+        Engine(f"unix://{path}")
+    assert caught.value.because == "nothing listens there"
+    assert caught.value.hint.endswith("; or unset DOCKER_HOST, which names this one")
 
 
 def test_no_engine_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +305,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return tmp_path / "system" if parts == ("/",) else real(*parts)
 
     monkeypatch.setattr("builder.engine.Path", below)
-    monkeypatch.setattr(bootstrap, "UNPACKED", tmp_path / "tools")
+    monkeypatch.setattr(archive, "UNPACKED", tmp_path / "tools")
     return tmp_path
 
 
@@ -370,7 +386,7 @@ EVENT = {"vertexes": [{"digest": "sha256:1", "name": '[torch 2/2] RUN echo {"a":
 
 def events(text: str) -> tuple[list[dict[str, Any]], list[str]]:
     words: list[str] = []
-    return list(engine._events(iter(text.splitlines(keepends=True)), words)), words
+    return list(engine.progress_events(iter(text.splitlines(keepends=True)), words)), words
 
 
 @pytest.mark.parametrize("indent", [None, 2, "\t"])

@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 
 from builder import facts
-from builder.facts import CudaFact, Fact, GpuFact, LayerFact, layer_of, load_facts, load_named, parse_facts
+from builder.facts import CudaFact, Fact, GpuFact, LayerFact, ToolFact, layer_of, load_facts, load_named, parse_facts
 from builder.facts import schema_text as facts_schema_text
 from builder.schemas import ROOT, SCHEMAS
 from builder.yamlsource import SourceError
@@ -63,6 +63,10 @@ def test_compilers_of_a_cuda_release(minor: str, jit: bool) -> None:
     (fact,) = [fact for fact in load_facts(CudaFact) if fact.covers(minor)]
     assert fact.jit is jit
     assert bool(fact.compiler) is jit
+
+
+def test_each_part_of_docker_has_one_oldest_release() -> None:
+    assert sorted(fact.tool for fact in load_facts(ToolFact)) == ["buildx", "engine"]
 
 
 def test_no_fact_covers_a_cuda_release_nobody_looked_at() -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builder import fatbin
+from builder import fatbin, fatbin_stream
 from builder.fatbin import Container, FatbinError, read
 from tests.unit.fatbin_made import LZ4, A, F, compressed, container, cubin, elf, entry, fuzz, module
 
@@ -129,7 +129,7 @@ MAGIC = struct.pack("<IHH", fatbin.MAGIC, fatbin.VERSION, 16)
 def every(data: bytes, step: int = 1 << 16) -> tuple[Container, ...]:
     """The containers by `scan`, which `scan_stream` has to agree with, and without kernels `read`."""
     found = fatbin.scan(lambda at, size: data[at : at + size], len(data))
-    assert fatbin.scan_stream(data[at : at + step] for at in range(0, len(data), step)) == found
+    assert fatbin_stream.scan_stream(data[at : at + step] for at in range(0, len(data), step)) == found
     return found
 
 
@@ -204,7 +204,7 @@ def broken(data: bytes) -> tuple[str, str]:
     with pytest.raises(FatbinError) as scanned:
         fatbin.scan(lambda at, size: data[at : at + size], len(data))
     with pytest.raises(FatbinError) as streamed:
-        fatbin.scan_stream([data])
+        fatbin_stream.scan_stream([data])
     return str(scanned.value), str(streamed.value)
 
 
@@ -265,11 +265,11 @@ def test_more_images_than_a_compiler_makes(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_names_that_are_far_from_the_table_are_not_in_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fatbin, "KEPT", 4)
+    monkeypatch.setattr(fatbin_stream, "KEPT", 4)
     data = module([container(entry(cubin(1), 90))])
     assert len(fatbin.scan(lambda at, size: data[at : at + size], len(data))) == 1
     with pytest.raises(FatbinError, match="the sections' names, 28 bytes at 0x1f1, are not right before the table"):
-        fatbin.scan_stream([data])
+        fatbin_stream.scan_stream([data])
 
 
 def test_what_is_claimed_and_is_not_there_costs_little() -> None:
@@ -331,7 +331,7 @@ def test_damage_is_an_error_or_nothing(section: bytes, data: st.DataObject) -> N
         whole[at : at + len(value)] = value[: len(whole) - at]
     hostile = bytes(whole[: data.draw(st.integers(0, len(whole)))]) if data.draw(st.booleans()) else bytes(whole)
     scanned = outcome(lambda: fatbin.scan(lambda at, size: hostile[at : at + size], len(hostile)))
-    streamed = outcome(lambda: fatbin.scan_stream([hostile]))
+    streamed = outcome(lambda: fatbin_stream.scan_stream([hostile]))
     if scanned is not None and streamed is not None:
         assert scanned == streamed
 

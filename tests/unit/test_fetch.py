@@ -29,10 +29,13 @@ from builder import cache, download
 from builder.cache import find_wheel, incoming, wheel_path
 from builder.errors import BuilderError, BuildError, IntegrityError, UnreachableError, UsageError
 from builder.fetch import Bar, fetch_all, fetch_artefact, require_used
+from builder.index import session
 from builder.lock import Artefact
 from builder.settings import Settings, with_options
 from tests.loopback import Loopback, Served, loopback
 from tests.made import ROOT, artefact, lock_of, settings_at, sha, tiny
+
+pytestmark = pytest.mark.processes
 
 FILE = "part-1.0-py3-none-any.whl"
 DATA = random.Random(3).randbytes(300_000)
@@ -472,6 +475,28 @@ def test_an_authority_that_this_machine_does_not_know(secure: Loopback, authorit
     assert told == not_had("the certificate of HOST is not valid here: self-signed certificate")
     assert left(tmp_path) == []
     is_there(tmp_path, fetch_artefact(entry(secure), settings_at(tmp_path, ca=authority)))
+
+
+def test_the_authorities_are_read_once_for_all_connections(
+    secure: Loopback, authority: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[object] = []
+    kept = ssl.SSLContext.load_verify_locations
+
+    def counted(context: ssl.SSLContext, *arguments: Any, **named: Any) -> None:
+        read.append(arguments)
+        kept(context, *arguments, **named)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", counted)
+    mine = Path(shutil.copy(authority, tmp_path / "authorities.pem"))
+    for _ in range(3):
+        with session(settings_at(tmp_path, ca=mine)) as client:
+            assert client.get(f"{secure.url}{PATH}").content == DATA
+    # It is another file by then: the next connection trusts what is in it now.
+    os.utime(mine, (1, 1))
+    with session(settings_at(tmp_path, ca=mine)) as client:
+        client.get(f"{secure.url}{PATH}")
+    assert len(read) == 2
 
 
 def test_a_server_that_speaks_no_tls(site: Loopback, tmp_path: Path) -> None:

@@ -102,3 +102,9 @@ def test_a_size_never_shows_an_exponent_and_is_right_to_half_a_percent(count: in
     assert "e" not in number
     factor = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}[unit]
     assert abs(float(number) * factor - count) <= 0.00501 * count
+
+
+def test_what_can_be_had_again_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fsync", lambda _: pytest.fail("waited"))
+    write_atomic(tmp_path / "a", "text", durable=False)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a", "text")]

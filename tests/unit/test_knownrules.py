@@ -87,8 +87,6 @@ warning: sglang 0.5.7 may not work on GPU 12.0 [known-incompatible]
         (["torch 2.9.1", "nvidia-cudnn-cu12 9.10.2.21", "sglang 0.5.10.post1"], ""),
         (["torch 2.8.0", "nvidia-nccl-cu12 2.26.2"], "error"),
         (["torch 2.7.1", "nvidia-nccl-cu12 2.26.2"], ""),
-        (["sglang 0.5.9", "sgl-kernel 0.3.20"], "error"),
-        (["sglang 0.5.9", "flashinfer-python 0.6.2"], "error"),
         (["cuda-bindings 12.9.4", "nvidia-cuda-runtime 13.0.48"], "note"),
         (["cuda-bindings 13.3.1", "nvidia-cuda-runtime 13.0.96"], ""),
         (["torch-memory-saver 0.0.9", "nvidia-cuda-runtime 13.0.48"], "warning"),
@@ -153,11 +151,12 @@ def test_a_kernel_built_for_another_torch() -> None:
     assert (
         told(wheel("sglang-kernel 0.4.4"), wheel("torch 2.13.0"))
         == """\
-warning: sglang-kernel 0.4.4 may not load beside torch 2.13.0 [built-for-torch]
+error: sglang-kernel 0.4.4 does not load beside torch 2.13.0 [built-for-torch]
   at: matrices/x.yaml:9
-  because: sglang pins it beside torch 2.11.0, and torch 2.12 renamed what `torch::Library` exports
-  hint: take a sglang-kernel for torch 2.13.0, or torch 2.11
-  source: facts/abi.md section D; case 006"""
+  because: it needs `at::cuda::getCurrentCUDABlasHandle()`, which has an argument from torch 2.12 on
+  hint: take sglang-kernel >=0.4.6.post1,<=0.4.8, or torch 2.11
+  source: every release of it beside torch 2.6.0, 2.7.1, 2.8.0, 2.9.1, 2.10.0, 2.11.0, 2.13.0 and 2.14.1, judged 2026-11-30 (`builder \
+abi`); case 006"""
     )
 
 
@@ -168,7 +167,7 @@ def test_compiled_operators_that_are_left_out() -> None:
 warning: torchao 0.9.0 goes without its compiled operators beside torch 2.9.1+cu130 [built-for-torch]
   at: matrices/x.yaml:9
   because: they have the old std::string ABI; torchao swallows the error, and only `--torchao-config` uses them
-  hint: take a torchao for torch 2.9.1, or torch <2.7
+  hint: take torchao 0.14.1, or torch <2.7
   source: facts/abi.md section B; facts/stacks.md section 1"""
     )
 
@@ -180,8 +179,13 @@ warning: torchao 0.9.0 goes without its compiled operators beside torch 2.9.1+cu
         ("sgl-kernel 0.3.21+cu130", "2.9.1+cu130", ""),
         ("sgl-kernel 0.3.21", "2.8.0", "error"),
         ("sgl-kernel 0.3.21", "2.11.0", "error"),
-        ("sgl-kernel 0.3.21", "2.7.1", "warning"),
-        ("sgl-kernel 0.3.20", "2.7.1", ""),
+        ("sgl-kernel 0.3.21", "2.7.1", "error"),
+        ("sgl-kernel 0.3.18", "2.9.1", "error"),
+        ("sgl-kernel 0.3.18.post1", "2.9.1", ""),
+        ("sgl-kernel 0.2.9", "2.7.1", ""),
+        ("sgl-kernel 0.0.5", "2.7.1", ""),
+        ("sglang-kernel 0.4.8", "2.13.0", ""),
+        ("sglang-kernel 0.4.9", "2.13.0", "error"),
         ("sgl-kernel 0.1.2.post1", "2.9.1", "error"),
         ("sgl-kernel 0.1.2.post1", "2.6.0", ""),
         ("sglang-kernel 0.4.1", "2.9.1", ""),
@@ -240,7 +244,7 @@ error: triton 3.5.1 cannot compile for GPU 12.1 [triton-ptxas]
   at: matrices/x.yaml:7
   because: its ptxas is CUDA 12.8's and does not know sm_121a
   hint: take a torch with a later triton
-  source: case 041 (triton-lang/triton#8539; 3.3.1, 3.4.0, 3.5.0 and 3.5.1 were run)"""
+  source: ptxas 12.8.93 of 3.4.0, 3.5.0 and 3.5.1, run 2026-11-30; ptxas of nvidia-cuda-nvcc-cu12 12.8.61, 12.8.93, run 2026-11-30"""
     )
     own = "TRITON_PTXAS_PATH: /usr/local/cuda/bin/ptxas"
     with_nvcc = JIT.replace('["12.0"]', '["12.1"]')
@@ -249,6 +253,10 @@ error: triton 3.5.1 cannot compile for GPU 12.1 [triton-ptxas]
     assert told(wheel("triton 3.5.1"), text=with_nvcc + f"environment: {{{own}}}\n") == ""
     assert told(wheel("triton 3.6.0"), text=gb10) == ""
     assert told(wheel("triton 3.5.1")) == ""
+    # Of an older one no device of this stack is known.
+    (found,) = findings(wheel("triton 3.2.0"))
+    assert found.because == "its ptxas is CUDA 12.4's and does not know sm_120a"
+    assert told(wheel("triton 3.2.0"), text=TEXT.replace("12.0", "9.0")) == ""
 
 
 # flashinfer's parts
@@ -262,7 +270,7 @@ error: flashinfer-python 0.6.14 beside flashinfer-cubin 0.6.13 [flashinfer-parts
   at: matrices/x.yaml:1
   because: flashinfer raises at import unless the two versions are equal
   hint: make them equal, or leave the part out
-  source: flashinfer/jit/env.py of 0.6.12 (`_get_cubin_dir`, `_get_aot_dir`), read 2026-11-30; case 050"""
+  source: flashinfer/jit/env.py of 0.5.0 to 0.7.4 (`_get_cubin_dir`, `_get_aot_dir`), read 2026-11-30; case 050"""
     )
     assert "flashinfer-jit-cache 0.6.13+cu130" in told(
         wheel("flashinfer-python 0.6.12"), wheel("flashinfer-jit-cache 0.6.13+cu130")
@@ -273,6 +281,15 @@ error: flashinfer-python 0.6.14 beside flashinfer-cubin 0.6.13 [flashinfer-parts
         wheel("flashinfer-jit-cache 0.6.13+cu130"),
     ]
     assert told(*equal) == ""
+
+
+def test_parts_that_flashinfer_is_told_not_to_compare() -> None:
+    unchecked = TEXT + 'environment: {FLASHINFER_DISABLE_VERSION_CHECK: "1"}\n'
+    (found,) = findings(wheel("flashinfer-python 0.6.14"), wheel("flashinfer-cubin 0.6.13"), text=unchecked)
+    assert found.severity is Severity.WARNING
+    assert found.because == (
+        "the matrix sets `FLASHINFER_DISABLE_VERSION_CHECK`, so flashinfer takes code that was made for another release"
+    )
 
 
 def test_parts_that_the_matrix_pins_unequal_are_told_once() -> None:
@@ -325,16 +342,21 @@ def test_flags_on_a_gpu_and_with_a_patch_set() -> None:
     assert (
         "\n".join(map(str, launch(*STACK, text=text)))
         == """\
-note: a server of sglang 0.5.9 on GPU 12.0: mind `--attention-backend trtllm_mla` and `--fp8-gemm-backend triton` [launch-flags]
+note: a server of sglang 0.5.9 on GPU 12.0: mind `--attention-backend trtllm_mla`, `--fp8-gemm-backend triton` and \
+`--nsa-prefill-backend` [launch-flags]
   at: matrices/x.yaml:7
   because: `trtllm_mla` passes sglang's check, and flashinfer's kernel for the prefill refuses (`Unsupported architecture`); \
 block-FP8 models take DeepGEMM (off with the patch set `sm120`), else flashinfer's GEMM of TensorRT-LLM, and neither is known to \
-have code for it
+have code for it; models with DeepSeek sparse attention get FlashMLA's kernels (`flashmla_sparse`, `flashmla_kv`, `flashmla_auto`) \
+unless other backends are named, and these have no code for 12.x; with 0.5.9 the decode gets `trtllm` where the KV cache is not FP8, \
+and flashinfer's kernel refuses (`Unsupported architecture`)
   hint: take `--attention-backend triton` for MLA models, as Kimi-K2.5; give `--fp8-gemm-backend triton` for block-FP8 models, \
-which Kimi-K2.5's INT4 is not
+which Kimi-K2.5's INT4 is not; give `--nsa-prefill-backend` and `--nsa-decode-backend` for such models: `tilelang` is compiled for \
+the GPU it runs on (not tried on 12.x)
   source: facts/patches.md D3; case 036 (flashinfer #3263); sglang's check and flashinfer's fmhaRunner.cuh in the wheels (sglang \
 0.5.6.post2 to 0.5.23, flashinfer 0.6.2 to 0.7.4), read 2026-11-30; facts/patches.md D1 and D2; from 0.5.10.post1 on sglang \
-chooses another one for SM120 itself (`initialize_fp8_gemm_config` in the wheels, read 2026-11-30)
+chooses another one for SM120 itself (`initialize_fp8_gemm_config` in the wheels, read 2026-11-30); server_args.py of every sglang \
+from 0.5.4 to 0.5.9 (_set_default_nsa_backends), read 2026-11-30; facts/loaders.yaml (flashmla_ops)
 note: a server of sglang 0.5.9 with the patch set `eagle3`: mind `--speculative-draft-model-path` [launch-flags]
   at: matrices/x.yaml:11
   because: Kimi-K2.5 is not among the models that sglang finds a draft for
@@ -383,12 +405,14 @@ def test_what_the_image_itself_switches_on_is_a_warning() -> None:
 @pytest.mark.parametrize(
     ("wheels", "gpu", "flags"),
     [
-        (["sglang 0.5.9", "flashinfer-python 0.6.4"], "12.1", 2),
-        (["sglang 0.5.10.post1", "flashinfer-python 0.6.7"], "12.0", 1),
-        (["sglang 0.5.23", "flashinfer-python 0.7.2"], "12.0", 1),
+        (["sglang 0.5.9", "flashinfer-python 0.6.4"], "12.1", 3),
+        (["sglang 0.5.10.post1", "flashinfer-python 0.6.7"], "12.0", 2),
+        (["sglang 0.5.15.post1", "flashinfer-python 0.6.12"], "12.0", 2),
+        (["sglang 0.5.23", "flashinfer-python 0.7.2"], "12.0", 2),
+        (["sglang 0.5.3", "flashinfer-python 0.4.0"], "12.0", 0),
         (["sglang 0.5.24", "flashinfer-python 0.7.2"], "12.0", 0),
         (["sglang 0.5.9", "flashinfer-python 0.6.4"], "9.0", 0),
-        (["sglang 0.5.9"], "12.0", 0),
+        (["sglang 0.5.9"], "12.0", 1),
         (["flashinfer-python 0.6.4"], "12.0", 0),
     ],
 )

@@ -7,30 +7,18 @@ from datetime import date
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from builder.findings import Finding, Severity
 from builder.lock import Artefact, Base, Lock, OsPackage, Resolver, lock_path, read_lock
-from builder.lockrules import cuda_major, glibc_needed, listed
+from builder.lockrules import cuda_major, listed
 from builder.matrix import LoadedMatrix, list_matrices, load, parse_matrix
 from builder.rules import Context, evaluate_rules
+from tests.made import SMALL
 
 TODAY = date(2026, 11, 30)
 MATRICES = Path(__file__).resolve().parents[2] / "matrices"
 
-TEXT = """\
-summary: rules
-as_of: 2026-03-01
-platform: linux/amd64
-python: "3.11"
-base: {kind: archive, distribution: debian, release: bookworm}
-cuda: {version: 13.0.2, jit: none}
-gpus: ["12.0"]
-stack:
-  torch: 2.11.0
-budget: {image: 13 GB}
-"""
+TEXT = f"{SMALL}budget: {{image: 13 GB}}\n"
 
 NVCC = """\
 cuda:
@@ -90,11 +78,11 @@ def lock_of(wheels: Iterable[Artefact], os_packages: Iterable[str] = ("libnuma1"
 
 
 def findings(*wheels: Artefact, text: str = TEXT, os_packages: Iterable[str] = ("libnuma1",)) -> list[Finding]:
-    """The findings over the lock; those over the matrix alone, and on flags of a server, have tests of their own."""
+    """The findings over the lock; those over the matrix alone, and on how a server starts, have tests of their own."""
     loaded = parse_matrix(text, Path("matrices/x.yaml"))
     alone = evaluate_rules(Context(loaded, TODAY))
     every = evaluate_rules(Context(loaded, TODAY, lock_of(wheels, os_packages)))
-    return [f for f in every if f not in alone and f.rule != "launch-flags"]
+    return [f for f in every if f not in alone and f.rule not in ("launch-flags", "runtime-check")]
 
 
 def told(*wheels: Artefact, text: str = TEXT, os_packages: Iterable[str] = ("libnuma1",)) -> str:
@@ -443,6 +431,8 @@ def test_both_cuda_majors_on_purpose_and_one_major_throughout() -> None:
         ("torch 2.11.0", None),
         ("cuda-bindings 12.9.4", None),
         ("nixl-cu12 1.5.2", None),
+        ("nvidia-cutlass-dsl-libs-cu12 4.8.0", None),
+        ("nvidia-cutlass-dsl-libs-cu13 4.5.2", 13),
         ("nvidia-ml-py 13.610.43", None),
     ],
 )
@@ -524,30 +514,6 @@ error: torch 2.11.0 is not for linux/amd64 [wheel-platform]
   hint: take a release of torch with a wheel for it
   source: Debian's archive, bookworm (python3.11 3.11.2, libc6 2.36), seen 2026-11-30"""
     )
-
-
-@pytest.mark.parametrize(
-    ("platform", "glibc"),
-    [
-        ("any", (0, 0)),
-        ("linux_x86_64", (0, 0)),
-        ("manylinux1_x86_64", (2, 5)),
-        ("manylinux2014_x86_64", (2, 17)),
-        ("manylinux_2_34_x86_64", (2, 34)),
-        ("manylinux_2_34_aarch64", None),
-        ("manylinux2014_aarch64", None),
-        ("musllinux_1_2_x86_64", None),
-        ("win_amd64", None),
-        ("macosx_11_0_arm64", None),
-    ],
-)
-def test_glibc_of_a_platform_tag(platform: str, glibc: tuple[int, int] | None) -> None:
-    assert glibc_needed(platform) == glibc
-
-
-@given(st.text("abcdefilmnuxy0123456789_", max_size=30))
-def test_glibc_of_any_text(platform: str) -> None:
-    glibc_needed(platform)
 
 
 def test_the_least_demanding_tag_of_a_wheel_decides() -> None:

@@ -29,21 +29,10 @@ from builder.matrix import (
     parse_matrix,
     schema_text,
 )
+from tests.made import SMALL
 
 ROOT = Path(__file__).resolve().parents[2]
 MATRICES = ROOT / "matrices"
-
-SMALL = """\
-summary: a small one
-as_of: 2026-03-01
-platform: linux/amd64
-python: "3.11"
-base: {kind: archive, distribution: debian, release: bookworm}
-cuda: {version: 13.0.2, jit: none}
-gpus: ["12.0"]
-stack:
-  torch: 2.11.0
-"""
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from urllib3.util import Retry
 
-from builder import elf, members
+from builder import elf, members, parts
 from builder.errors import IntegrityError
 from builder.index import NoRangesError, session
 from builder.members import Members, Native
@@ -116,6 +116,17 @@ def test_the_facts_of_every_member_and_no_more_than_they_need(
     assert file.bytes_read - before < 0.7 * len(made[1])
 
 
+def test_zeros_that_were_copied_from_far_before_are_not_fetched(files: dict[str, bytes]) -> None:
+    """As in sgl_kernel's `_mscclpp`: the zeros of a dynamic table come from those of a megabyte of other tables."""
+    noise, random_ = random.Random(1_500_000).randbytes(1_500_000), random.Random(1)
+    words = b"".join(struct.pack("<Q", random_.getrandbits(24)) for _ in range(len(noise) // 8))
+    data = files["part/linked.so"].replace(noise, words + bytes(len(noise) - len(words)))
+    found = only(wheel({"part/a.so": data})[1])
+    assert found.facts == facts_of(elf.read(elf.BytesSource(data)))
+    assert (found.how, found.packed > 800_000) == ("parts", True)
+    assert found.looked_at < 130_000
+
+
 def test_several_are_fetched_at_once(site: Loopback, tmp_path: Path, made: tuple[str, bytes]) -> None:
     file = ranged(site, tmp_path, made[1])
     rounds: list[list[Span]] = []
@@ -137,8 +148,8 @@ def test_several_are_fetched_at_once(site: Loopback, tmp_path: Path, made: tuple
 def test_a_table_that_is_out_of_reach_is_said(
     files: dict[str, bytes], made: tuple[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(members, "WHOLE", 0)
-    monkeypatch.setattr(members, "MOST_DYNAMIC", 300_000)
+    monkeypatch.setattr(parts, "WHOLE", 0)
+    monkeypatch.setattr(parts, "MOST_DYNAMIC", 300_000)
     for name in ("part/far.so", "part/libmoved-far.so.2"):
         found, facts = here(made[1]).read([name])[name], true(files, name)
         assert found.facts is not None
@@ -168,9 +179,9 @@ def test_names_that_come_from_too_far_back_make_it_whole(
     facts = facts_of(elf.read(elf.BytesSource(data)))
     found = only(packed)
     assert (found.how, found.facts) == ("whole", facts)
-    monkeypatch.setattr(members, "WHOLE", 0)
-    monkeypatch.setattr(members, "MOST_DYNAMIC", 0)
-    monkeypatch.setattr(members, "MOST_TAIL", 150_000)
+    monkeypatch.setattr(parts, "WHOLE", 0)
+    monkeypatch.setattr(parts, "MOST_DYNAMIC", 0)
+    monkeypatch.setattr(parts, "MOST_TAIL", 150_000)
     uncertain = only(packed)
     assert uncertain.how == "parts"
     if uncertain.facts is None:
@@ -183,9 +194,10 @@ def test_names_that_come_from_too_far_back_make_it_whole(
 
 @pytest.mark.parametrize("level", [1, 6, 9])
 def test_any_level_of_compression(files: dict[str, bytes], level: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(members, "SMALL", 0)
-    monkeypatch.setattr(members, "HEAD", 2048)
-    monkeypatch.setattr(members, "TAIL", 8192)
+    monkeypatch.setattr(parts, "SMALL", 0)
+    monkeypatch.setattr(parts, "HEAD", 2048)
+    monkeypatch.setattr(parts, "TAIL", 8192)
+    monkeypatch.setattr(parts, "STEP", 8192)
     for name in ("part/small.so", "part/libmoved.so.2"):
         _, data = wheel({name: files[name]}, level=level)
         assert only(data).facts == true(files, name)
@@ -351,9 +363,10 @@ def test_a_bomb_is_an_error_of_bounded_size() -> None:
 
 def test_mutated_members_end_in_facts_or_in_words(files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     """A bounded part of tests/fuzz/test_native.py."""
-    monkeypatch.setattr(members, "SMALL", 0)
-    monkeypatch.setattr(members, "HEAD", 1024)
-    monkeypatch.setattr(members, "TAIL", 2048)
+    monkeypatch.setattr(parts, "SMALL", 0)
+    monkeypatch.setattr(parts, "HEAD", 1024)
+    monkeypatch.setattr(parts, "TAIL", 2048)
+    monkeypatch.setattr(parts, "STEP", 2048)
     _, sound = wheel({"part/a.so": files["part/small.so"]})
     random_, end = random.Random(1), sound.index(b"PK\1\2")
     for _ in range(200):

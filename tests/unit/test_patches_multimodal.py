@@ -51,6 +51,11 @@ WORKER_NATIVE = swapped(
     ("        logits_output = self", f"{HANDED}        logits_output = self"),
     ("batch_output.next_token_ids,\n", "batch_output.next_token_ids,\n                batch_output.logits_output.mm_input_embeds,\n"),
 )  # fmt: skip
+EXTENDED = (
+    "            embeds = forward_batch.mm_input_embeds\n"
+    "            if (\n                forward_batch.forward_mode.is_extend()\n"
+    "                and forward_batch.contains_mm_inputs()\n"
+)
 # Upstream's own, as it came in 0.5.10 and again in 0.5.16; reduced to what the sites look at.
 NATIVE = {
     "the whole batch's last token": (
@@ -60,9 +65,7 @@ NATIVE = {
             (
                 EMBEDDED,
                 (
-                    "            embeds = forward_batch.mm_input_embeds\n"
-                    "            if (\n                forward_batch.forward_mode.is_extend()\n"
-                    "                and forward_batch.contains_mm_inputs()\n"
+                    f"{EXTENDED}"
                     "                and not forward_batch.forward_mode.is_draft_extend(include_v2=True)\n            ):\n"
                     "                assert embeds is not None\n"
                     "                embeds = torch.cat([embeds[:-1], self.embed_tokens(input_ids[-1].unsqueeze(0))])\n"
@@ -78,9 +81,7 @@ NATIVE = {
             (
                 EMBEDDED,
                 (
-                    "            embeds = forward_batch.mm_input_embeds\n"
-                    "            if (\n                forward_batch.forward_mode.is_extend()\n"
-                    "                and forward_batch.contains_mm_inputs()\n"
+                    f"{EXTENDED}"
                     "                and not forward_batch.forward_mode.is_draft_extend_v2()\n            ):\n"
                     "                assert embeds is not None\n"
                     "                last_indices = (\n"

@@ -11,7 +11,7 @@ import pytest
 
 from builder import pruning
 from builder.engine import Buildx, Image
-from builder.errors import BuildError
+from builder.errors import BuildError, UsageError
 from tests.made import ROOT, settings_at
 from tests.unit.test_render import tiny_rendered
 
@@ -74,8 +74,8 @@ class FakeEngine:
         self.remove(f"volume {name}")
 
     def ours(self, label: str) -> list[Image]:
-        assert label == "sglang-stack"
-        return list(self.images)
+        assert label in ("sglang-stack", "sglang-stack.partial")
+        return [image for image in self.images if label in image.labels]
 
     def remove(self, reference: str) -> None:
         if reference == self.busy:
@@ -119,7 +119,7 @@ def cached(tmp_path: Path, *names: str) -> None:
 
 def test_what_is_shown(tmp_path: Path, engine: FakeEngine, ran: list[list[str]]) -> None:
     cached(tmp_path, "rootfs", "metadata", "unknown")
-    data = pruning.prune(yes=False, keep=[])
+    data = pruning.prune(yes=False, keep=[], matrices=ROOT / "matrices")
     assert data["text"] == (
         "image     11.3 GB  sglang-stack:one\n"
         "image     11.3 GB  sglang-stack:two\n"
@@ -136,7 +136,7 @@ def test_what_is_shown(tmp_path: Path, engine: FakeEngine, ran: list[list[str]])
 
 def test_what_is_freed(tmp_path: Path, engine: FakeEngine, ran: list[list[str]]) -> None:
     cached(tmp_path, "rootfs", "unknown")
-    data = pruning.prune(yes=True, keep=[])
+    data = pruning.prune(yes=True, keep=[], matrices=ROOT / "matrices")
     assert engine.removed == ["sglang-stack:one", "sglang-stack:two", "sglang-stack-base:x"]
     assert ran[1:] == [
         ["prune", "--all", "--force", "--filter", f"id={identifier}"] for identifier in ("ours1", "ours2", "ours3")
@@ -147,7 +147,7 @@ def test_what_is_freed(tmp_path: Path, engine: FakeEngine, ran: list[list[str]])
 
 
 def test_a_matrix_that_is_kept_keeps_the_base(engine: FakeEngine, ran: list[list[str]]) -> None:
-    data = pruning.prune(yes=False, keep=["one"])
+    data = pruning.prune(yes=False, keep=["one"], matrices=ROOT / "matrices")
     assert [found["names"] for found in data["images"]] == [["sglang-stack:two"]]
 
 
@@ -155,7 +155,7 @@ def test_volumes_with_compiled_kernels(monkeypatch: pytest.MonkeyPatch, ran: lis
     ours = [f"sglang-stack-cache-{f'{name:0<64}'[:12]}" for name in ("one", "two", "gone")]
     fake = FakeEngine(image("one"), image("two"), volumes=(*ours, "mine"), busy=f"volume {ours[2]}")
     monkeypatch.setattr(pruning, "connect", lambda: fake)
-    assert pruning.prune(yes=False, keep=["one"])["text"] == (
+    assert pruning.prune(yes=False, keep=["one"], matrices=ROOT / "matrices")["text"] == (
         "image     11.3 GB  sglang-stack:two\n"
         f"volume             {ours[1]} (kernels that servers compiled)\n"
         f"volume             {ours[2]} (kernels that servers compiled)\n"
@@ -163,7 +163,7 @@ def test_volumes_with_compiled_kernels(monkeypatch: pytest.MonkeyPatch, ran: lis
         "cache     5.04 GB  3 records of the build cache, shared with the images\n"
         "nothing was removed; free it: `builder prune --yes`"
     )
-    data = pruning.prune(yes=True, keep=["one"])
+    data = pruning.prune(yes=True, keep=["one"], matrices=ROOT / "matrices")
     assert fake.removed == ["sglang-stack:two", f"volume {ours[1]}", "volume mine"]
     assert (data["volumes"], data["problems"]) == ([ours[1], "mine"], [f"{ours[2]} stays: a container uses it"])
 
@@ -171,7 +171,7 @@ def test_volumes_with_compiled_kernels(monkeypatch: pytest.MonkeyPatch, ran: lis
 def test_an_image_without_a_name_is_removed_by_its_id(monkeypatch: pytest.MonkeyPatch, ran: list[list[str]]) -> None:
     fake = FakeEngine(image("one", tags=()))
     monkeypatch.setattr(pruning, "connect", lambda: fake)
-    data = pruning.prune(yes=True, keep=[])
+    data = pruning.prune(yes=True, keep=[], matrices=ROOT / "matrices")
     assert fake.removed == [f"sha256:{'one':0<64}"]
     assert data["text"].splitlines()[0] == "image     11.3 GB  sha256:one000000000"
 
@@ -181,21 +181,25 @@ def test_an_image_in_use_stays_and_does_not_stop_the_rest(
 ) -> None:
     fake = FakeEngine(image("one"), image("two"), busy="sglang-stack:one")
     monkeypatch.setattr(pruning, "connect", lambda: fake)
-    data = pruning.prune(yes=True, keep=[])
+    data = pruning.prune(yes=True, keep=[], matrices=ROOT / "matrices")
     assert fake.removed == ["sglang-stack:two"]
     assert data["problems"] == ["sglang-stack:one stays: a container uses it"]
     assert data["text"].splitlines()[0] == "engine: sglang-stack:one stays: a container uses it"
 
 
-def test_without_an_engine_files_are_shown_and_freed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: list[list[str]]
-) -> None:
+def without_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent() -> None:
         raise BuildError("no Docker Engine answers")
 
     monkeypatch.setattr(pruning, "connect", absent)
+
+
+def test_without_an_engine_files_are_shown_and_freed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: list[list[str]]
+) -> None:
+    without_engine(monkeypatch)
     cached(tmp_path, "contexts")
-    data = pruning.prune(yes=True, keep=[])
+    data = pruning.prune(yes=True, keep=[], matrices=ROOT / "matrices")
     assert data["text"] == (
         f"engine: no Docker Engine answers\nfiles      1.5 kB  {tmp_path}/cache/contexts (build contexts)\nfreed"
     )
@@ -205,7 +209,7 @@ def test_without_an_engine_files_are_shown_and_freed(
 def test_where_nothing_is_ours(monkeypatch: pytest.MonkeyPatch, ran: list[list[str]]) -> None:
     monkeypatch.setattr(pruning, "connect", lambda: FakeEngine())
     monkeypatch.setattr(pruning, "_records", lambda *_: [])
-    assert pruning.prune(yes=False, keep=[])["text"] == "nothing of ours is on this machine"
+    assert pruning.prune(yes=False, keep=[], matrices=ROOT / "matrices")["text"] == "nothing of ours is on this machine"
 
 
 @pytest.mark.parametrize(
@@ -234,3 +238,45 @@ def test_every_step_of_ours_is_known_as_ours() -> None:
     assert len(commands) >= 6
     unknown = [c for c in commands if not pruning._OUR_STEPS.match(f"mount / from exec /bin/sh -c {c}")]
     assert unknown == []
+
+
+def test_what_an_interrupted_pull_left_is_ours_too() -> None:
+    left = Image("sha256:aa", ("sglang-stack-partial:aa",), {"sglang-stack.partial": "1"}, 5, ())
+    engine = FakeEngine(left)
+    found = pruning._images(engine, [])  # type: ignore[arg-type]
+    assert found == [{"id": "sha256:aa", "names": ["sglang-stack-partial:aa"], "bytes": 5}]
+
+
+@pytest.mark.parametrize(
+    ("keep", "because", "hint"),
+    [
+        ("cu130_next", "there are `cu128`, `cu130`, `cu130-next`, `one`, `two`", "did you mean `cu130-next`"),
+        ("zzz.yaml", "there are `cu128`, `cu130`, `cu130-next`, `one`, `two`", "`builder list` shows the matrices"),
+        ("tow", "there are `cu128`, `cu130`, `cu130-next`, `one`, `two`", "did you mean `two`"),
+    ],
+)
+def test_a_slip_in_what_to_keep_removes_nothing(
+    tmp_path: Path, engine: FakeEngine, ran: list[list[str]], keep: str, because: str, hint: str
+) -> None:
+    cached(tmp_path, "rootfs")
+    with pytest.raises(UsageError) as raised:
+        pruning.prune(yes=True, keep=["one", keep], matrices=ROOT / "matrices")
+    assert (raised.value.because, raised.value.hint) == (because, hint)
+    assert (engine.removed, ran) == ([], [])
+    assert (tmp_path / "cache" / "rootfs" / "file").exists()
+
+
+def test_a_slip_is_said_without_an_engine_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: list[list[str]]
+) -> None:
+    without_engine(monkeypatch)
+    cached(tmp_path, "contexts")
+    with pytest.raises(UsageError) as raised:
+        pruning.prune(yes=True, keep=["mine"], matrices=ROOT / "matrices")
+    assert raised.value.because.endswith("`cu130-next`; no engine answers, whose images could not be looked at")
+    assert (tmp_path / "cache" / "contexts" / "file").exists()
+
+
+def test_a_matrix_that_is_kept_may_be_named_by_its_file(engine: FakeEngine, ran: list[list[str]]) -> None:
+    data = pruning.prune(yes=False, keep=["mine/one.yaml"], matrices=ROOT / "matrices")
+    assert [found["names"] for found in data["images"]] == [["sglang-stack:two"]]

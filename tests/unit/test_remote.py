@@ -71,6 +71,12 @@ def place(member: str) -> int:
 # --- what is fetched --------------------------------------------------------------------------------------------------
 
 
+def test_as_much_of_the_end_as_is_told(site: Loopback, tmp_path: Path) -> None:
+    url = f"{site.url}/simple/files/{NAME}"
+    RangedFile(tmp_path, NAME, SHA256, session(settings_at(tmp_path)), lambda: url, len(DATA), tail=4096)
+    assert asked(site) == ["bytes=-4096"]
+
+
 def test_one_request_for_the_directory_and_one_for_members_that_are_near(site: Loopback, tmp_path: Path) -> None:
     wheel, file = opened(site, tmp_path)
     assert (wheel.name, wheel.version, wheel.info, wheel.path) == ("part", "1.0", INFO, Path(NAME))

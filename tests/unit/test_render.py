@@ -18,7 +18,7 @@ from builder.lock import Lock, lock_path, read_lock
 from builder.matrix import LoadedMatrix, MatrixError, load
 from builder.render import Rendered, base_digest, quoted, render
 from builder.supply import Supplies
-from tests.made import ROOT, artefact, direct, golden, lock_of, tiny
+from tests.made import ROOT, artefact, direct, golden, lacking, lock_of, tiny
 
 UV = Path("/usr/bin/env")
 NEXT = ROOT / "matrices" / "cu130-next.yaml"
@@ -98,7 +98,17 @@ def test_what_compiles_is_in_the_context_where_it_is_used_and_no_part_of_the_tes
     assert "compile/precompile.py" in compiling().context
     assert "compile/precompile.py" not in tiny_rendered().context
     assert "smoke/builder/smoke/precompile.py" not in compiling().context
-    assert {"smoke/builder/elf.py", "smoke/builder/fatbin.py"} <= compiling().context.keys()
+
+
+def test_the_smoke_test_has_all_that_it_imports() -> None:
+    prefix = "smoke/builder/"
+    files = {
+        f"builder/{name.removeprefix(prefix)}": data
+        for name, data in compiling().context.items()
+        if name.startswith(prefix)
+    }
+    assert {"builder/smoke/__main__.py", "builder/elf.py", "builder/fatbin.py", "builder/arch.py"} <= files.keys()
+    assert lacking(files) == set()
 
 
 def test_the_files_of_a_build_context() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from urllib3.util import Retry
 
-from builder import cli, download, facts
+from builder import cli, download, facts, verbs
 from builder import settings as settings_module
 from builder.errors import ExitCode, IntegrityError, LockError, UnreachableError, UsageError
 from builder.facts import ContentFact, KnownContent
@@ -368,7 +368,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("BUILDER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setattr(cli, "MATRICES", tmp_path)
+    monkeypatch.setattr(verbs, "MATRICES", tmp_path)
     settings_module.load.cache_clear()
     yield
     settings_module.load.cache_clear()

@@ -21,6 +21,8 @@ from builder.settings import Settings
 from tests.loopback import Loopback, Served, loopback, metadata, wheel
 from tests.made import settings_at, sha, tiny
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loopback]:
@@ -281,7 +283,7 @@ def test_a_pre_release_is_not_taken_though_it_is_necessary_and_asked_for_by_anot
         "      cause: Because there is no version of dep==1.0b2 and all versions of part depend on dep==1.0b2, we can "
         "conclude that all versions of part cannot be used.\n"
         "             And because you require part==1.0, we can conclude that your requirements are unsatisfiable.\n"
-        "  hint: a package of which a pre-release may be taken is named under `prereleases`"
+        "  hint: a package of which a pre-release may be taken is named under `prereleases`: dep"
     )
 
 
@@ -399,7 +401,8 @@ def test_no_resolution_is_told_in_uvs_words(site: Loopback, tmp_path: Path) -> N
         "      cause: Because all versions of part depend on dep==1.0 and you require dep==2.0, we can conclude that your "
         "requirements and all versions of part are incompatible.\n"
         "             And because you require part==1.0, we can conclude that your requirements are unsatisfiable.\n"
-        "  hint: an upstream pin that the stack breaks on purpose is declared under `overrides`, with its reason"
+        "  hint: where part's requirement `dep==1.0` is to be broken on purpose, add "
+        '`{package: dep, pin: "==1.0", ours: 2.0, because: …, source: …}` to `overrides`'
     )
 
 
@@ -458,6 +461,20 @@ def test_a_package_with_wheels_for_others_only(site: Loopback, tmp_path: Path) -
     error = refusal(site, tmp_path, "extras: [part==1.0]\n")
     assert type(error) is LockError
     assert "part==1.0 has no wheels with a matching platform tag" in error.because
+
+
+def test_the_override_that_would_break_an_exact_pin_is_named(site: Loopback, tmp_path: Path) -> None:
+    site.add(wheel("part", "1.0", requires=["middle==1.0"]))
+    site.add(wheel("other", "1.0", requires=["leaf>=2"]))
+    site.add(wheel("middle", "1.0", requires=["leaf<2"]))
+    site.add(wheel("leaf", "1.0"))
+    site.add(wheel("leaf", "2.0"))
+    error = refusal(site, tmp_path, "extras: [part==1.0, other==1.0]\n")
+    assert error.hint == (
+        "where part's requirement `middle==1.0` is to be broken on purpose, "
+        'add `{package: middle, pin: "==1.0", ours: VERSION, because: …, source: …}` to `overrides`; '
+        "VERSION is a release that the others allow"
+    )
 
 
 def test_where_an_index_states_no_hash_the_wheel_is_fetched_for_it(site: Loopback, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import date
 from pathlib import Path
 
 import pytest
@@ -11,23 +10,9 @@ import pytest
 from builder.findings import Finding, Severity
 from builder.matrix import list_matrices, load, parse_matrix
 from builder.rules import RULES, Context, Rule, evaluate_rules, local_cuda, rule
-from tests.unit.test_lockrules import lock_of
+from tests.unit.test_lockrules import TEXT, TODAY, lock_of
 
-TODAY = date(2026, 11, 30)
 MATRICES = Path(__file__).resolve().parents[2] / "matrices"
-
-TEXT = """\
-summary: rules
-as_of: 2026-03-01
-platform: linux/amd64
-python: "3.11"
-base: {kind: archive, distribution: debian, release: bookworm}
-cuda: {version: 13.0.2, jit: none}
-gpus: ["12.0"]
-stack:
-  torch: 2.11.0
-budget: {image: 13 GB}
-"""
 
 
 def told(*changes: tuple[str, str], text: str = TEXT) -> str:
@@ -135,7 +120,7 @@ error: torch 2.9.1 brings CUDA 12.8's libraries, the matrix names CUDA 13.0.2 [t
   at: matrices/x.yaml:9
   because: an image has one CUDA, and it is the one that torch pins
   hint: write `version: "12.8"` under `cuda`, or take a torch for CUDA 13.0
-  source: facts/abi.md section D""",
+  source: METADATA of torch 2.8.0 to 2.10.0, read 2026-11-30; facts/abi.md section D""",
         ),
         (
             [("torch: 2.11.0", "torch: 2.9.1+cu129"), CUDA_128],

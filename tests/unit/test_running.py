@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from builder import bootstrap, cli, running
+from builder import bootstrap, cli, running, verbs
 from builder.engine import Image
 from builder.errors import BuildError, LockError, UsageError
 from builder.lock import lock_path, write_lock
@@ -454,7 +454,7 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run_verb(matrices: Path, monkeypatch: pytest.MonkeyPatch, script: str, *words: str) -> int:
-    monkeypatch.setattr(cli, "MATRICES", matrices)
+    monkeypatch.setattr(verbs, "MATRICES", matrices)
     monkeypatch.setenv("SCRIPT", script)
     return cli.main(["run", *words])
 
@@ -555,8 +555,12 @@ def test_no_client(matrices: Path, engine: FakeEngine, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_reach_the_client(tmp_path: Path, number: signal.Signals) -> None:
     # A process of its own with no terminal: what is sent to it alone has to reach the child, which says so and ends.
+    # A signal that is ignored here (under nohup) would be in the child, too, and no shell can trap it then.
     script = textwrap.dedent("""\
+        import signal
         from builder.running import execute
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
         class Engine:
             host = "unix:///x"
         client = '''trap "echo got; exit 7" TERM INT HUP; echo ready; while :; do sleep 0.05; done'''
@@ -622,3 +626,40 @@ def test_volumes_by_label() -> None:
     assert api.removed == ["a"]
     api.found = None
     assert engine.volumes("sglang-stack=cache") == []
+
+
+def test_the_current_folder(
+    matrices: Path, engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir(mode=0o755)
+    monkeypatch.chdir(here)
+    argv = made(matrices, "mine:1", "--cache", "none", "--gpus", "none", "--here", "--", "python3", "bug.py")
+    assert argv[7:] == [
+        "--workdir",
+        "/mnt/here",
+        "--mount",
+        f"type=bind,source={here},target=/mnt/here,readonly",
+        "mine:1",
+        "python3",
+        "bug.py",
+    ]
+
+
+def test_the_current_folder_that_the_container_cannot_read(
+    matrices: Path, engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir(mode=0o700)
+    monkeypatch.chdir(here)
+    assert refusal(matrices, "mine:1", "--here").startswith(
+        f"error: the container's user (uid 10001, gid 0) may not read the current folder\n  at: {here}\n"
+    )
+
+
+def test_a_recorded_run_has_no_terminal_and_is_not_dry(matrices: Path, engine: FakeEngine, tmp_path: Path) -> None:
+    assert refusal(matrices, "mine:1", "--record", str(tmp_path), "--dry-run") == (
+        "error: `--record` has no effect with `--dry-run`\n  hint: leave one of the two out"
+    )
+    options, _ = running.prepare(arguments("mine:1", "--record", str(tmp_path)), matrices)
+    assert not options.terminal

@@ -18,7 +18,7 @@ VARIABLES = (
     *("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "CURL_CA_BUNDLE"),
     *("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL"),
     *(name for base in ("http_proxy", "https_proxy", "no_proxy", "all_proxy") for name in (base, base.upper())),
-    *("XDG_CONFIG_HOME", "XDG_CACHE_HOME"),
+    *("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "BUILDER_REGISTRY", "BUILDER_KEY", "BUILDER_PUB", "BUILDER_HOSTS"),
 )
 
 
@@ -234,6 +234,18 @@ def test_proxies_are_those_of_the_environment_lower_case_first(monkeypatch: pyte
     assert settings.load().proxies == {"https_proxy": "http://proxy.example:1", "no_proxy": "localhost"}
 
 
+def test_where_images_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, pub = made(tmp_path / "k" / "cosign.key"), made(tmp_path / "k" / "cosign.pub")
+    text = f'registry = "r.example/x"\nkey = "{key}"\npub = "{pub}"\nhosts = ["ssh://gpu1", "local", "ssh://gpu1"]\n'
+    configure(tmp_path, text)
+    found = settings.load()
+    assert (found.registry, found.key, found.pub, found.hosts) == ("r.example/x", key, pub, ("ssh://gpu1", "local"))
+    settings.load.cache_clear()
+    monkeypatch.setenv("BUILDER_REGISTRY", "o.example/y")
+    monkeypatch.setenv("BUILDER_HOSTS", "ssh://gpu2 ssh://gpu3")
+    assert (settings.load().registry, settings.load().hosts) == ("o.example/y", ("ssh://gpu2", "ssh://gpu3"))
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
@@ -242,7 +254,28 @@ def test_an_unknown_key(tmp_path: Path) -> None:
     assert refusal() == (
         "error: unknown key `indx` in the configuration\n"
         f"  at: {path}\n"
-        "  hint: known keys: `archive`, `ca`, `cache`, `index`, `indexes`, `netrc`, `wheels`"
+        "  hint: known keys: `archive`, `ca`, `cache`, `hosts`, `index`, `indexes`, `key`, `netrc`, `pub`, `registry`, `wheels`"
+    )
+
+
+def test_hosts_that_are_no_list(tmp_path: Path) -> None:
+    path = configure(tmp_path, 'hosts = "ssh://gpu1"\n')
+    assert refusal() == (
+        f'error: `hosts` is not a list of hosts\n  at: {path}\n  hint: write `hosts = ["ssh://gpu1", "local"]`'
+    )
+
+
+def test_a_registry_that_is_no_text(tmp_path: Path) -> None:
+    path = configure(tmp_path, "registry = 5\n")
+    assert refusal() == (
+        f'error: `registry` is not a text\n  at: {path}\n  hint: write `registry = "registry.example.com/team/stack"`'
+    )
+
+
+def test_a_key_that_is_not_there(tmp_path: Path) -> None:
+    path = configure(tmp_path, 'key = "/none/cosign.key"\n')
+    assert refusal() == (
+        f"error: `key` names a file that does not exist\n  at: {path}\n  because: no file at /none/cosign.key"
     )
 
 

@@ -196,10 +196,13 @@ def test_triton_that_does_not_import(site: Site) -> None:
 
 TRITON = {
     "triton/__init__.py": "from types import SimpleNamespace\n"
+    "from triton import runtime\n"
     "def jit(fn):\n    return fn\n"
     "def compile(source, target):\n"
     "    return SimpleNamespace(asm={'cubin': b'\\x7fELF', 'ptx': f'.target sm_{target[1]}a'}, metadata=None)\n",
     "triton/language.py": "constexpr = int\n",
+    "triton/runtime.py": "class Driver:\n    active = None\n"
+    "    def set_active(self, driver):\n        self.active = driver\ndriver = Driver()\n",
     "triton/compiler.py": "def ASTSource(fn, signature, constexprs):\n    return fn\n",
     "triton/backends/__init__.py": "",
     "triton/backends/compiler.py": "def GPUTarget(*what):\n    return what\n",
@@ -213,6 +216,16 @@ def test_triton_that_builds(site: Site) -> None:
     check, text = triton(site)
     assert (text, check.looked_at, check.expected) == ("", 3, 3)
     assert check.detail == "triton 3.6.0 made: driver module, kernel for sm_120, launcher for sm_120"
+
+
+def test_triton_whose_launcher_is_the_active_driver_s(site: Site) -> None:
+    """As from 3.8 on: no driver is active where there is no GPU."""
+    driver = (
+        "import triton\ndef CudaUtils():\n    return 7\n"
+        "def CudaLauncher(source, metadata):\n    assert triton.runtime.driver.active.utils == 7\n"
+    )
+    site.wheel("triton", "3.8.0", {**TRITON, "triton/backends/nvidia/driver.py": driver})
+    assert triton(site)[1] == ""
 
 
 def test_triton_without_the_python_headers(site: Site) -> None:

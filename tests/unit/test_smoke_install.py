@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import py_compile
+import struct
 from pathlib import Path
 
 import pytest
@@ -327,6 +329,10 @@ def test_ownership_of_the_native_part_leaves_the_sglang_layer_out(site: Site) ->
         ("x.so", True),
         ("libx.so.12", True),
         ("a/libx.so.1.2.3", True),
+        ("libcrypto-5409cd36.so.1.1.1k", True),
+        ("libaws-c-s3-1c5ac285.so.0unstable", True),
+        ("libazure-core-a1893739.so.1.17.0-beta.1", True),
+        ("libcrypto.so.1.1.hmac", False),
         (".so", False),
         ("x.source.so", True),
         ("x.so.py", False),
@@ -340,3 +346,26 @@ def test_names_of_shared_objects(name: str, answer: bool) -> None:
 def test_shared_objects_are_what_record_says(site: Site) -> None:
     site.wheel("beta", files={"beta/x.so": b"", "beta/libx.so.1": b"", "beta/x.py": ""})
     assert [path for path, _ in Tree.read(site.packages).shared_objects({"beta"})] == ["beta/libx.so.1", "beta/x.so"]
+
+
+def elf_head(machine: int) -> bytes:
+    return b"\x7fELF" + bytes(12) + struct.pack("<HH", 3, machine) + bytes(44)
+
+
+@pytest.mark.parametrize(
+    ("files", "looked_at"),
+    [
+        ({"x/ops.so": "here", "x/stubs/libx.so": "there"}, ["x/ops.so"]),
+        ({"x/libx.so": "there"}, ["x/libx.so"]),
+        ({"x/ops.so": "here", "x/ext.abi3.so": "there"}, ["x/ext.abi3.so", "x/ops.so"]),
+        ({"x/ops.so": "here", "x/text.so": ""}, ["x/ops.so", "x/text.so"]),
+    ],
+    ids=["stubs", "all of it", "an extension", "no ELF file"],
+)
+def test_libraries_for_another_machine_are_left_out_beside_those_for_this_one(
+    site: Site, files: dict[str, str], looked_at: list[str]
+) -> None:
+    here, there = (62, 183) if os.uname().machine == "x86_64" else (183, 62)
+    made = {"here": elf_head(here), "there": elf_head(there), "": b"text"}
+    site.wheel("x", files={name: made[kind] for name, kind in files.items()})
+    assert [path for path, _ in site.tree.shared_objects(["x"])] == looked_at

@@ -22,7 +22,7 @@ def site(tmp_path: Path) -> Site:
 
 
 def ledger(site: Site) -> Ledger:
-    return Ledger(site.spec.exceptions, site.tree)
+    return Ledger(site.spec, site.tree)
 
 
 def settled(book: Ledger, *, gpus: tuple[str, ...] = (), scope: tuple[str, ...] = ("kernel",)) -> Result:
@@ -105,3 +105,74 @@ def test_entry_has_to_fail_for_each_target(site: Site) -> None:
     assert [f.because for f in finished(settled(book, gpus=("9.0", "12.0"))).findings] == [
         "`kernel/a.so` of kernel 1.0 passes `needed` for GPU 12.0, or fails it in other words than `libx.so.1`"
     ]
+
+
+@pytest.fixture
+def each_cuda(tmp_path: Path) -> Site:
+    made = Site(tmp_path)
+    names = ("x_cuda118", "x_cuda128", "x_cuda129", "x_rocm62", "other")
+    made.wheel("kernel", files={f"kernel/{name}.so": b"" for name in names})
+    made.spec_data["cuda"]["version"], made.spec_data["cuda"]["major"] = "12.8.1", 12
+    return made
+
+
+def test_of_files_for_each_cuda_those_that_are_not_opened_may_fail(each_cuda: Site) -> None:
+    each_cuda.variants(elsewhere=["kernel/x_rocm*.so"])
+    book = ledger(each_cuda)
+    excused = {
+        name: book.excuses("needed", "kernel", f"kernel/{name}.so", "whatever") is not None
+        for name in ("x_cuda118", "x_cuda128", "x_cuda129", "x_rocm62", "other")
+    }
+    assert excused == {"x_cuda118": True, "x_cuda128": False, "x_cuda129": True, "x_rocm62": True, "other": False}
+    result = settled(book)
+    assert (result.exceptions, result.findings, result.detail) == ({"kernel-variants"}, [], "looked; 1 known exception")
+
+
+def test_files_for_another_cuda_may_load_as_well(each_cuda: Site) -> None:
+    each_cuda.variants()
+    assert (settled(ledger(each_cuda)).findings, settled(ledger(each_cuda)).exceptions) == ([], set())
+
+
+def test_the_nearest_file_is_opened_where_the_package_does_so(each_cuda: Site) -> None:
+    each_cuda.spec_data["cuda"]["version"] = "12.7.0"
+    each_cuda.variants(near=True)
+    book = ledger(each_cuda)
+    assert book.excuses("load", "kernel", "kernel/x_cuda128.so", "whatever") is None
+    assert book.excuses("load", "kernel", "kernel/x_cuda129.so", "whatever") == "kernel-variants"
+    assert settled(book).findings == []
+
+
+def test_no_file_for_the_cuda(each_cuda: Site) -> None:
+    each_cuda.spec_data["cuda"]["version"] = "13.0.2"
+    each_cuda.variants()
+    book = ledger(each_cuda)
+    assert said(settled(book)) == (
+        "error: kernel 1.0 has no file for CUDA 13.0.2: it raises [variants]\n"
+        "  because: it has files for 118, 128, 129\n"
+        "  hint: take a release of kernel that has one"
+    )
+    assert settled(book, scope=("other",)).findings == []
+
+
+def test_files_for_each_torch(each_cuda: Site) -> None:
+    each_cuda.wheel("torch", "2.9.1")
+    each_cuda.wheel("addon", files={f"addon/x_torch{number}.abi3.so": b"" for number in ("29", "210")})
+    each_cuda.variants(distribution="addon", path="addon/x_torch{torch}.*.so", required=False)
+    book = ledger(each_cuda)
+    assert book.excuses("load", "addon", "addon/x_torch29.abi3.so", "whatever") is None
+    assert book.excuses("load", "addon", "addon/x_torch210.abi3.so", "whatever") == "addon-variants"
+
+
+def test_a_file_that_is_not_required_may_be_absent(each_cuda: Site) -> None:
+    each_cuda.wheel("torch", "2.11.0")
+    each_cuda.wheel("addon", files={"addon/x_torch29.so": b""})
+    each_cuda.variants(distribution="addon", path="addon/x_torch{torch}.so", required=False)
+    assert settled(ledger(each_cuda), scope=("addon",)).findings == []
+
+
+def test_without_torch_nothing_is_known_of_files_for_each_torch(each_cuda: Site) -> None:
+    each_cuda.wheel("addon", files={"addon/x_torch29.so": b""})
+    each_cuda.variants(distribution="addon", path="addon/x_torch{torch}.so")
+    book = ledger(each_cuda)
+    assert book.excuses("load", "addon", "addon/x_torch29.so", "whatever") is None
+    assert settled(book, scope=("addon",)).findings == []

@@ -320,6 +320,16 @@ def test_package_for_another_cuda(site: Site) -> None:
         )
 
 
+def test_package_that_goes_beside_either_cuda(site: Site) -> None:
+    site.wheel("nvidia-cudnn-cu12", "9.1")
+    site.spec_data["facts"]["cuda_packages"] = {
+        **site.spec_data["facts"]["cuda_packages"],
+        "both": ["nvidia-cudnn-cu12"],
+    }
+    with site.native() as (native, ledger):
+        assert said(check_cuda_major(native, ledger)) == ""
+
+
 def test_package_for_another_cuda_that_nobody_wants(site: Site) -> None:
     site.wheel("nvidia-cudnn-cu12", "9.1")
     with site.native() as (native, ledger):

@@ -11,6 +11,8 @@ from builder.smoke.load import check_load
 from builder.smoke.report import Check
 from tests.unit.smoke_made import Site, compile_library, finished, said
 
+pytestmark = pytest.mark.processes
+
 LAYOUT_HINT = (
     "  hint: all its symbols may resolve and its layout still be another's: it was most likely built for another torch"
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from builder.layers import plan_layers
 from builder.lock import lock_path, read_lock
 from builder.matrix import load_matrix
@@ -35,6 +37,26 @@ def test_the_whole_changes_with_sglang_and_names_the_same_native_part() -> None:
     one, two = (spec(IDNA, version, native=False) for version in (SGLANG, OTHER))
     assert one["lock"] != two["lock"]
     assert one["native_lock"] == two["native_lock"] == spec(IDNA, SGLANG, native=True)["lock"]
+
+
+def test_packages_that_go_beside_either_cuda_are_named() -> None:
+    both = artefact("nvidia-cutlass-dsl-libs-cu12", "4.8.0")
+    assert spec(both, native=True)["facts"]["cuda_packages"]["both"] == ["nvidia-cutlass-dsl-libs-cu12"]
+    assert spec(artefact(both.name, "4.5.2"), native=True)["facts"]["cuda_packages"]["both"] == []
+
+
+@pytest.mark.parametrize(("version", "shared"), [("4.5.2", True), ("4.6.0", False)])
+def test_files_that_two_releases_share_are_told_of_those_releases_alone(version: str, shared: bool) -> None:
+    names = ("nvidia-cutlass-dsl-libs-base", "nvidia-cutlass-dsl-libs-cu13")
+    told = spec(*(artefact(name, version) for name in names), native=True)["shared_files"]
+    assert ("cutlass-dsl-cu13-over-base" in [entry["id"] for entry in told]) is shared
+
+
+def test_a_package_with_a_file_for_each_cuda_is_told_as_one() -> None:
+    (told,) = spec(artefact("bitsandbytes", "0.49.2"), native=True)["variants"]
+    assert (told["distribution"], told["required"]) == ("bitsandbytes", True)
+    assert parse_spec(spec(artefact("bitsandbytes", "0.49.2"), native=True)).variants[0].by == "cuda"
+    assert "variants" not in spec(IDNA, native=True)
 
 
 def test_without_sglang_there_is_nothing_of_it_to_import() -> None:

@@ -17,7 +17,10 @@ from hypothesis import strategies as st
 
 from builder.errors import IntegrityError, UsageError
 from builder.streaming import open_file
+from builder.zipdir import sound
 from tests import loopback as site_of
+
+pytestmark = pytest.mark.processes
 
 NAME = "part-1.0-py3-none-any.whl"
 NOISE = random.Random(3).randbytes(300_000)
@@ -131,3 +134,13 @@ def test_damage_is_an_error(tmp_path_factory: pytest.TempPathFactory, data: st.D
     except IntegrityError:
         return
     assert all(found[name] in (NOISE[:300], b"text " * 200) for name in found)
+
+
+def test_a_directory_that_counts_from_before_the_file() -> None:
+    # hypothesis found it: a size of the directory that is too large makes `zipfile` seek to before the beginning.
+    whole = bytearray(packed(files={"part/text.bin": b"text " * 200}))
+    end = whole.rindex(b"PK\x05\x06")
+    size = int.from_bytes(whole[end + 12 : end + 16], "little")
+    whole[end + 16 : end + 20] = (end - size + 7).to_bytes(4, "little")
+    with pytest.raises(zipfile.BadZipFile, match="before the file's beginning"):
+        sound(zipfile.ZipFile(io.BytesIO(whole)))

@@ -80,7 +80,7 @@ def test_a_stack_without_sglang_has_no_server_to_start() -> None:
 
 def test_where_docker_is_unpacked_it_is_named_by_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builder.summary.shutil.which", lambda _: None)
-    monkeypatch.setattr("builder.bootstrap.UNPACKED", Path("/x/.tools/root"))
+    monkeypatch.setattr("builder.archive.UNPACKED", Path("/x/.tools/root"))
     ready = prepared()
     assert "\n  /x/.tools/root/usr/bin/docker run --rm sglang-stack:tiny " in summary.as_text(data(ready), ready)
 

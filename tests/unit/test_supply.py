@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from builder import download
 from builder.build import Prepared, supplied
 from builder.errors import UnreachableError, UsageError
 from builder.files import sha256_hex
@@ -115,7 +116,8 @@ def test_a_set_with_nothing_to_patch_is_refused_before_a_fetch(tmp_path: Path) -
         gather(loaded, lock, settings_at(tmp_path))
 
 
-def test_a_file_that_is_missing_is_said_once_for_all(tmp_path: Path) -> None:
+def test_a_file_that_is_missing_is_said_once_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "PAUSE", 0.0)
     loaded, lock, folder = stack(tmp_path)
     for path in folder.iterdir():
         path.unlink()

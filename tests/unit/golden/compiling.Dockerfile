@@ -125,6 +125,8 @@ RUN --mount=type=tmpfs,target=/mnt \
     mkdir /opt/sglang-stack; \
     cp -R /mnt/smoke/builder /mnt/proof/. /mnt/passed/smoke.json /opt/sglang-stack/; \
     python3 -P /mnt/tools/finish.py --epoch 1577836800 --start /opt/.start /opt
+ENV NVIDIA_DRIVER_CAPABILITIES="compute,utility"
+ENV NVIDIA_REQUIRE_CUDA="cuda>=13.0"
 ENV PATH=/opt/venv/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     CUDA_HOME=/usr/local/cuda \
     XDG_CACHE_HOME=/var/cache/sglang-stack \
@@ -140,9 +142,11 @@ LABEL org.opencontainers.image.description="A tiny stack"
 LABEL org.opencontainers.image.title="sglang-stack compiling"
 LABEL org.opencontainers.image.version="e3bf85cbef7d"
 LABEL sglang-stack.cuda="13.0.2"
+LABEL sglang-stack.driver="580"
 LABEL sglang-stack.gpus="12.0,9.0"
 LABEL sglang-stack.lock="e3bf85cbef7d80d5aba197a0e72799dd271f0c682d06e5b6bde49685756dba07"
 LABEL sglang-stack.matrix="compiling"
 LABEL sglang-stack.patches="sm120"
+LABEL sglang-stack.requires="cuda>=13.0"
 USER 10001:0
 CMD ["python3", "-P", "/opt/sglang-stack/builder/smoke/about.py"]

@@ -157,6 +157,8 @@ RUN --mount=type=tmpfs,target=/mnt \
     mkdir /opt/sglang-stack; \
     cp -R /mnt/smoke/builder /mnt/proof/. /mnt/passed/smoke.json /opt/sglang-stack/; \
     python3 -P /mnt/tools/finish.py --epoch 1577836800 --start /opt/.start /opt
+ENV NVIDIA_DRIVER_CAPABILITIES="compute,utility"
+ENV NVIDIA_REQUIRE_CUDA="cuda>=13.0"
 ENV PATH=/opt/venv/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     CUDA_HOME=/usr/local/cuda \
     XDG_CACHE_HOME=/var/cache/sglang-stack \
@@ -172,10 +174,12 @@ LABEL org.opencontainers.image.description="SGLang 0.5.15.post1 on CUDA 13.0 for
 LABEL org.opencontainers.image.title="sglang-stack cu130-next"
 LABEL org.opencontainers.image.version="cf68a606c1b4"
 LABEL sglang-stack.cuda="13.0.2"
+LABEL sglang-stack.driver="580"
 LABEL sglang-stack.gpus="12.0,9.0"
 LABEL sglang-stack.lock="cf68a606c1b473bb6b8544bf062da757310d5d232b38cd38513a9632c4e83420"
 LABEL sglang-stack.matrix="cu130-next"
 LABEL sglang-stack.patches="sm120,eagle3"
+LABEL sglang-stack.requires="cuda>=13.0"
 LABEL sglang-stack.stack.flashinfer-cubin="0.6.12"
 LABEL sglang-stack.stack.flashinfer-python="0.6.12"
 LABEL sglang-stack.stack.sglang="0.5.15.post1"

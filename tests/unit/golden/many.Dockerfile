@@ -122,6 +122,8 @@ RUN --mount=type=tmpfs,target=/mnt \
     mkdir /opt/sglang-stack; \
     cp -R /mnt/smoke/builder /mnt/proof/. /mnt/passed/smoke.json /opt/sglang-stack/; \
     python3 -P /mnt/tools/finish.py --epoch 1577836800 --start /opt/.start /opt
+ENV NVIDIA_DRIVER_CAPABILITIES="compute,utility"
+ENV NVIDIA_REQUIRE_CUDA="cuda>=13.0"
 ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     XDG_CACHE_HOME=/var/cache/sglang-stack \
     FLASHINFER_WORKSPACE_BASE=/var/cache/sglang-stack \
@@ -140,9 +142,11 @@ LABEL org.opencontainers.image.description="A tiny stack"
 LABEL org.opencontainers.image.title="sglang-stack many"
 LABEL org.opencontainers.image.version="10e4405a94ee"
 LABEL sglang-stack.cuda="13.0.2"
+LABEL sglang-stack.driver="580"
 LABEL sglang-stack.gpus="12.0"
 LABEL sglang-stack.lock="10e4405a94ee72f30b7d4459e5590289526d5027d9e2d9da9230c9ff7a2b3a66"
 LABEL sglang-stack.matrix="many"
+LABEL sglang-stack.requires="cuda>=13.0"
 LABEL sglang-stack.stack.sgl-kernel="0.3.21+cu130"
 LABEL sglang-stack.stack.torch="2.11.0"
 USER 10001:0
