@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from builder.display import Progress, note, row
 from builder.engine import Buildx, Image, find_buildx, run_progress
 from builder.errors import BuilderError, BuildError, ExitCode, UsageError
 from builder.files import write_atomic
+from builder.interrupts import held_back
 from builder.labels import INPUTS_LABEL
 from builder.osimage import ensure_base
 from builder.render import base_image
@@ -160,7 +160,7 @@ def bake(
         except BuilderError as error:
             _end(outcomes[path], error)
     images = _build(ready, settings, place, buildx, cache)
-    with uninterrupted():
+    with held_back():
         for name, image in images.items():
             outcome, prepared = ready[name]
             place.engine.tag(image.id, prepared.names)
@@ -340,16 +340,6 @@ def run_bake(argv: Sequence[str], environment: Mapping[str, str]) -> Generator[d
     """Run bake and yield events as `builder.engine.run_buildx` does; closing the generator ends the build."""
     # Newer ones ask whether a file may read what lies outside its folder; this one is our own.
     yield from run_progress(argv, {**environment, "BUILDX_BAKE_ENTITLEMENTS_FS": "0"})
-
-
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """An interrupt waits for nothing here: it is dropped, and what follows is done in a moment."""
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 def _push(outcomes: Mapping[Path, Outcome], place: Place, settings: Settings, arguments: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from builder import __version__, verbs
 from builder.errors import BuilderError, BuildError, ExitCode, UsageError
+from builder.interrupts import forget, remembered
 from builder.verbs import Verb
 
 
@@ -314,14 +315,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.command = command
     run: Verb = arguments.run
     try:
-        status = int(run(arguments))
+        with remembered():
+            status = int(run(arguments))
         # Here, where what keeps it from being written is still told as an error. Without a stdout (`>&-`) it does nothing.
         print(end="", flush=True)
     except BuilderError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)
     except KeyboardInterrupt:
-        print("interrupted: nothing was tagged", file=sys.stderr)
+        forget()
+        print("interrupted: what was not finished is not tagged", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # The reader of our output went away (`| head`): no traceback, and none from the interpreter's own flush.

@@ -27,6 +27,7 @@ from packaging.version import InvalidVersion, Version
 
 from builder import archive, bootstrap
 from builder.errors import BuildError, UsageError
+from builder.interrupts import check, held_back
 from builder.settings import redact
 
 if TYPE_CHECKING:
@@ -165,16 +166,10 @@ class Engine:
 
     def tag(self, image_id: str, names: Sequence[str]) -> None:
         """Give an image its names, all or none: an interrupt waits until the last."""
-        previous = signal.getsignal(signal.SIGINT)
-        with contextlib.suppress(ValueError):  # not in the main thread
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
+        with held_back():
             for name in names:
                 repository, _, tag = name.rpartition(":")
                 self._guard(lambda r=repository, t=tag: self._client.api.tag(image_id, r, t, force=True))
-        finally:
-            with contextlib.suppress(ValueError):
-                signal.signal(signal.SIGINT, previous)
 
     def remove(self, reference: str) -> None:
         """Remove an image and its names. Raises `BuildError` where a container uses it."""
@@ -432,6 +427,7 @@ def run_buildx(engine: Engine, buildx: Buildx, request: BuildRequest, metadata: 
 
 def run_progress(argv: Sequence[str], environment: Mapping[str, str]) -> Generator[dict[str, Any]]:
     """Run a program that tells of its progress as BuildKit does; as `run_buildx` otherwise. ``environment`` is added to ours."""
+    check()
     # A process group of its own: Ctrl-C reaches us first, and we end it in order.
     process = subprocess.Popen(
         argv,

@@ -22,6 +22,7 @@ from builder.bisect.search import Found, Result, search
 from builder.display import note
 from builder.errors import UsageError
 from builder.files import write_atomic
+from builder.interrupts import check
 from builder.lock import Artefact, Lock, check_current, lock_path, read_lock
 from builder.matrix import LoadedMatrix, find_matrix, load
 from builder.settings import Settings
@@ -74,6 +75,7 @@ class _State:
 
     def test(self, lock: Lock, title: str) -> tuple[Result, str]:
         """Tell of a lock, from the log if it was told before; what cannot be valid is skipped and said."""
+        check()
         known = self.journal.recall(lock.digest)
         began = time.monotonic()
         if known is not None:

@@ -15,6 +15,7 @@ from builder.display import note
 from builder.engine import BuildRequest, Engine, Image, connect, find_buildx
 from builder.errors import BuilderError, BuildError, ExitCode, IntegrityError, UsageError
 from builder.files import pretty_size, sha256_hex
+from builder.interrupts import check
 from builder.labels import LABEL, STAND_IN_LABEL, content_tag
 from builder.planning import Row, plan
 from builder.registry.client import RegistryClient
@@ -71,6 +72,7 @@ def push(
     from builder.trust.verb import named_key
     from builder.trust.verify import verify_remote
 
+    check()
     began = time.monotonic()
     prepared = prepare(path)
     to = target_of(prepared, target, settings)

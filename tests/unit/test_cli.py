@@ -150,7 +150,7 @@ def test_an_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 
     monkeypatch.setattr(verbs, "do_list", interrupted)
     assert cli.main(["list"]) == 130
-    assert capsys.readouterr() == ("", "interrupted: nothing was tagged\n")
+    assert capsys.readouterr() == ("", "interrupted: what was not finished is not tagged\n")
 
 
 def test_an_unknown_matrix() -> None:
