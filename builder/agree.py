@@ -40,7 +40,12 @@ def _one_pin_each(matrix: Matrix) -> Iterator[Complaint]:
     if matrix.stack.kernel is not None:  # the other one would overwrite its files
         taken |= dict.fromkeys(KERNELS, "stack")
     for i, (name, version) in enumerate(_extras(matrix)):
-        if name in taken:
+        if name in pins and "[" in matrix.extras[i]:
+            # It adds the package's own extras to what is pinned.
+            if pins[name][0] != version:
+                text = f"`{name}` is {version} here and {pins[name][0]} under `{pins[name][1]}`"
+                yield Complaint(text, hint="make the two equal", at=("extras", i))
+        elif name in taken:
             hint = f"set it under `{taken[name]}` only"
             yield Complaint(f"`{name}` is pinned under `{taken[name]}` already", hint=hint, at=("extras", i))
         else:

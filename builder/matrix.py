@@ -294,7 +294,7 @@ class Matrix(Model):
     stack: Stack
     """the packages the image is about"""
     extras: Annotated[tuple[PinnedRequirement, ...], AfterValidator(no_duplicates)] = ()
-    """further packages, pinned: name==version"""
+    """further packages, pinned: name==version; name[extra]==version adds an extra of a package of the stack, too"""
     prereleases: PackageNames = ()
     """packages of which a pre-release may be taken"""
     indexes: Mapping[IndexName, Index] = Field(default_factory=dict)

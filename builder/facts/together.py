@@ -189,6 +189,21 @@ class RuntimeCheckFact(Fact):
     """the environment variable by which the check is skipped"""
 
 
+class ExtraFact(Fact):
+    """Extras without which a release is not what its users have."""
+
+    file = "extras"
+
+    package: PackageName
+    """the package"""
+    versions: Pin
+    """its releases, as a range"""
+    extras: Annotated[tuple[PackageName, ...], NotEmpty()]
+    """the extras that it is installed with"""
+    because: Prose
+    """what they have"""
+
+
 class StringAbiFact(Fact):
     """Between which releases a package's compiled code went from the old std::string ABI to the new one."""
 

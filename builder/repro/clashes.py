@@ -23,7 +23,7 @@ class Index(Protocol):
     """What is asked of a package index: builder.repro.releases has the real one."""
 
     def requires(self, name: str, version: str) -> Sequence[Requirement]:
-        """What a release requires on the target; raises `UsageError` for one that is not there."""
+        """What a release requires on the target, with the extras that it is installed with; raises `UsageError` for none."""
 
     def newest_of(self, name: str, specifier: str, before: date | None = None) -> str | None:
         """The newest release that a specifier takes, of those that there were before a day."""

@@ -12,7 +12,7 @@ from builder.facts import CudaFact, DistributionFact, load_facts
 from builder.fields import EnvName
 from builder.reports.model import Report
 from builder.repro.clashes import clashes
-from builder.repro.model import STACK, Index, Reconstruction, pinned_cuda, requirements_of
+from builder.repro.model import STACK, Index, Reconstruction, installed_extras, pinned_cuda, requirements_of
 from builder.repro.yamltext import quoted
 
 MADE = "# Made by `builder repro` from a report."
@@ -40,10 +40,9 @@ def _body(made: Reconstruction, report: Report, index: Index) -> Iterator[str]:
     yield from _cuda(made, report, index)
     yield f"gpus: [{', '.join(quoted(gpu) for gpu in made.gpus)}]"
     yield from _stack(made)
-    extras = [pin for name, pin in sorted(made.pins.items()) if name not in STACK and name not in _compiler(made)]
-    if extras:
+    if extras := list(_extras(made)):
         yield "extras:"
-        yield from (f"  - {pin.name}=={pin.version}" for pin in extras)
+        yield from (f"  - {line}" for line in extras)
     if pre := sorted(_prereleases(made, index)):
         yield f"prereleases: [{', '.join(pre)}]"
     if direct := [pin.file for pin in made.pins.values() if pin.file is not None]:
@@ -58,6 +57,16 @@ def _body(made: Reconstruction, report: Report, index: Index) -> Iterator[str]:
                 yield f"    metadata_version: {file.metadata_version}"
     yield from _environment(made, report)
     yield from _overrides(made, index)
+
+
+def _extras(made: Reconstruction) -> Iterator[str]:
+    """The packages that have no key of their own, and the extras of those that have one and are little without."""
+    for name, pin in sorted(made.pins.items()):
+        extras = ",".join(installed_extras(name, pin.version)) if pin.file is None else ""
+        if extras:
+            yield f'"{name}[{extras}]=={pin.version}"'
+        elif name not in STACK and name not in _compiler(made):
+            yield f"{name}=={pin.version}"
 
 
 def _prereleases(made: Reconstruction, index: Index) -> set[str]:

@@ -14,6 +14,7 @@ from builder.abi.wheels import Index as Wheels
 from builder.abi.wheels import Target
 from builder.download import project_page
 from builder.errors import UsageError
+from builder.repro.model import installed_extras
 from builder.settings import Settings
 
 
@@ -42,8 +43,19 @@ class Releases:
         return next((str(v) for v in [*before[:5], *after[:5]] if self.exists(name, str(v))), None)
 
     def requires(self, name: str, version: str) -> Sequence[Requirement]:
-        """What a release requires on the target; raises `UsageError` for one that is not there."""
-        return self._wheels.requires(self._wheels.release(name, Version(version)))
+        """What a release requires on the target, with the extras that it is installed with: facts/extras.yaml.
+
+        Raises `UsageError` for one that is not there.
+        """
+        release = self._wheels.release(name, Version(version))
+        asked = set(installed_extras(name, version))
+        while True:
+            found = self._wheels.requires(release, asked)
+            # An extra may be made of others of the package.
+            more = {extra for each in found if each.name == release.name for extra in each.extras} - asked
+            if not more:
+                return [each for each in found if each.name != release.name]
+            asked |= more
 
     def uploaded(self, name: str, version: str) -> date | None:
         """The day on which the release's last wheel came."""

@@ -3,6 +3,8 @@
 An engine is started out of what `prepare` has written, with `runtime.py` in the place of NVIDIA's container toolkit; an image is
 made of the machine's own system, CUDA and torch with the wheels of `kernels-NN`; then the builder is asked what a user asks. Needs
 root, torch and nvcc; no network. Everything that it makes lies in temporary folders. Exit status: 0 where all is as it should be, 3 where not.
+
+With `bundle-NN` among what is carried the image is a real one: it is verified, loaded and tested by `builder load`, and needs no torch here.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.gpu_container import CUDA_HOME, KERNELS, runtime
-from tests.gpu_kernels.carry import unpack
+from tests.gpu_kernels.carry import join, unpack
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = "sglang-stack:gpu-container"
@@ -136,6 +138,21 @@ def make_image(
     return time.monotonic() - began
 
 
+def load_bundle(bench: Bench, docker: Callable[..., Any], pieces: Sequence[Path], place: Path) -> str:
+    """Load the bundle as a user does, with the smoke test of the build; the name of its image. Raises `SystemExit` where it is not loaded."""
+    bundle = place / "carried.bundle"
+    join(list(pieces), bundle)
+    for piece in pieces:
+        shutil.rmtree(piece)
+    argv = ["load", str(bundle), "--pub", str(place / "engine/cosign.pub"), "--json"]
+    bench.ask("a bundle is loaded and tested", *argv, status=0, seconds=SMOKE_SECONDS)
+    bundle.unlink()
+    if bench.steps[-1].wrong:
+        raise SystemExit(3)
+    argv = ["images", "--filter", "label=sglang-stack=image", "--format", "{{.Repository}}:{{.Tag}}"]
+    return str(min(docker(*argv).stdout.split(), key=len))
+
+
 def looked_at_gpu(out: str, _: str) -> list[str]:
     """What is wrong with a report of `smoke --gpus --json`."""
     data = json.loads(out)
@@ -160,7 +177,7 @@ def gpu_names() -> list[str]:
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
-def steps(bench: Bench, only: Sequence[str]) -> None:
+def steps(bench: Bench, only: Sequence[str], image: str) -> None:
     """What a user asks on a host with a GPU."""
     gpus = gpu_names()
     code = (
@@ -170,16 +187,16 @@ def steps(bench: Bench, only: Sequence[str]) -> None:
     none = "import torch; print('visible:', torch.cuda.device_count())"
     todo: dict[str, Callable[[], Any]] = {
         "host": lambda: bench.ask("this host", "doctor", "--json", status=0, look=has(*gpus)),
-        "doctor": lambda: bench.ask("this host against the image", "doctor", IMAGE, status=0),
+        "doctor": lambda: bench.ask("this host against the image", "doctor", image, status=0),
         "run": lambda: bench.ask(
-            "a program on the GPU", "run", IMAGE, "--", "python3", "-c", code, status=42, look=has("1047552")
+            "a program on the GPU", "run", image, "--", "python3", "-c", code, status=42, look=has("1047552")
         ),
         "none": lambda: bench.ask(
             "without a GPU",
             "run",
             "--gpus",
             "none",
-            IMAGE,
+            image,
             "--",
             "python3",
             "-c",
@@ -188,13 +205,13 @@ def steps(bench: Bench, only: Sequence[str]) -> None:
             look=has("visible: 0"),
         ),
         "absent": lambda: bench.ask(
-            "a GPU that is not there", "smoke", IMAGE, "--gpus", "device=7", status=6, look=has("unknown device")
+            "a GPU that is not there", "smoke", image, "--gpus", "device=7", status=6, look=has("unknown device")
         ),
         "live": lambda: bench.ask(
             "what a running container is", "repro", "--live", RUNNING, "--report-only", status=0, look=has(*gpus)
         ),
         "smoke": lambda: bench.ask(
-            "kernels", "smoke", IMAGE, "--gpus", "all", "--json", status=0, seconds=SMOKE_SECONDS, look=looked_at_gpu
+            "kernels", "smoke", image, "--gpus", "all", "--json", status=0, seconds=SMOKE_SECONDS, look=looked_at_gpu
         ),
     }
     for name, step in todo.items():
@@ -249,18 +266,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             }
             print(f"engine after {time.monotonic() - began:.0f} s", flush=True)
             client = [str(bootstrap.find_program("docker"))]
-            took = make_image(host.docker, client, tree, given.carry / "image-plan", environment)
-            size = host.docker("image", "inspect", "--format", "{{.Size}}", IMAGE).stdout.strip()
-            print(f"image: {int(size) / 1e9:.1f} GB, imported in {took:.0f} s", flush=True)
+            bench = Bench(given.out.resolve(), environment)
+            if bundled := sorted(given.carry.glob("bundle-[0-9]*")):
+                image = load_bundle(bench, host.docker, bundled, place)
+            else:
+                image = IMAGE
+                took = make_image(host.docker, client, tree, given.carry / "image-plan", environment)
+                size = host.docker("image", "inspect", "--format", "{{.Size}}", image).stdout.strip()
+                print(f"image: {int(size) / 1e9:.1f} GB, imported in {took:.0f} s", flush=True)
             with (place / "ld.so.cache.new").open("wb") as cache:
-                argv = [*client, "run", "--rm", "--gpus", "all", "--network", "none", "--user", "0", IMAGE]
-                argv += ["sh", "-c", "/sbin/ldconfig && cat /etc/ld.so.cache"]
+                argv = [*client, "run", "--rm", "--gpus", "all", "--network", "none", "--user", "0"]
+                argv += ["--entrypoint", "sh", image, "-c", "/sbin/ldconfig && cat /etc/ld.so.cache"]
                 subprocess.run(argv, env=environment, check=True, stdout=cache)
             (place / "ld.so.cache.new").rename(place / "ld.so.cache")
-            bench = Bench(given.out.resolve(), environment)
             # A container of somebody's, to be looked at while it runs.
-            host.docker("run", "--detach", "--name", RUNNING, "--gpus", "all", IMAGE, "sleep", "900")
-            steps(bench, given.only)
+            host.docker("run", "--detach", "--name", RUNNING, "--gpus", "all", image, "sleep", "900")
+            steps(bench, given.only, image)
     bad = [step.title for step in bench.steps if step.wrong]
     print(
         f"{len(bench.steps)} steps, {len(bad)} wrong{': ' if bad else ''}{', '.join(bad)}; {time.monotonic() - began:.0f} s"

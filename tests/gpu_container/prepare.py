@@ -3,6 +3,9 @@
 `kernels-NN` and `kernels-plan` are `tests.gpu_kernels.prepare`'s (kept if they are there); `engine-NN` is Docker's engine out of
 `.tools` (`make engine`) with what the builder imports, in pieces that one call can carry; `image-plan` is the smoke
 test of an image of `cu130-next`, with a spec of the stand-in's own, and its labels.
+
+With `--bundle FILE --pub FILE` there is no stand-in for the image: `bundle-NN` are what `builder bundle` wrote, in pieces, beside the
+key that signed it, and `engine-NN` has cosign, too.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from uv import find_uv_bin
@@ -25,7 +29,7 @@ from builder.render import image_labels, render
 from tests.gpu.prepare import PYTHON
 from tests.gpu_container import CUDA_HOME, KERNELS
 from tests.gpu_kernels import prepare as kernels
-from tests.gpu_kernels.carry import pack
+from tests.gpu_kernels.carry import cut, pack
 
 ROOT = Path(__file__).resolve().parents[2]
 MATRIX = ROOT / "matrices/cu130-next.yaml"
@@ -33,13 +37,13 @@ PROGRAMS = ("dockerd", "containerd", "containerd-shim-runc-v2", "runc", "docker"
 STAND_IN = "torch, CUDA and the system, which are those of the machine it was made on"
 
 
-def engine(folder: Path, python: str) -> None:
-    """The engine's programs, and the packages that the builder imports, for that Python."""
+def engine(folder: Path, python: str, more: Sequence[str] = ()) -> None:
+    """The engine's programs with ``more`` of them, and the packages that the builder imports, for that Python."""
     programs = folder / "tools/root/usr/bin"
     programs.mkdir(parents=True)
-    for name in PROGRAMS:
+    for name in (*PROGRAMS, *more):
         if (found := bootstrap.find_program(name)) is None:
-            raise SystemExit(f"error: there is no `{name}`: `make engine ENGINE=own` unpacks it")
+            raise SystemExit(f"error: there is no `{name}`: `make tools engine ENGINE=own` unpacks it")
         shutil.copy(found, programs / name)
     packages = folder / "packages"
     command = [
@@ -85,17 +89,26 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--python", default=PYTHON, help="the Python of that machine (%(default)s)")
     parser.add_argument("--without-kernels", action="store_true", help="the engine and the image's own files alone")
+    parser.add_argument("--bundle", type=Path, help="a real image: what `builder bundle` wrote; needs --pub")
+    parser.add_argument("--pub", type=Path, help="the public key of the bundle's signature")
     given = parser.parse_args(arguments)
+    if (given.bundle is None) != (given.pub is None):
+        parser.error("--bundle and --pub go together")
     folder: Path = given.folder
     folder.mkdir(parents=True, exist_ok=True)
-    for old in (*folder.glob("engine-*"), *folder.glob("image-plan")):
+    for old in (*folder.glob("engine-*"), *folder.glob("image-plan"), *folder.glob("bundle-*")):
         shutil.rmtree(old)
-    if not given.without_kernels and not (folder / "kernels-plan").is_dir():
-        kernels.prepare(folder)
-    image_plan(folder / "image-plan")
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        engine(Path(scratch), given.python)
+        engine(Path(scratch), given.python, ["cosign"] if given.bundle else [])
+        if given.bundle:
+            shutil.copyfile(given.pub, Path(scratch) / "cosign.pub")
         pack(Path(scratch), folder, "engine", kernels.MOST)
+    if given.bundle:
+        cut(given.bundle, folder, "bundle", kernels.MOST)
+    else:
+        if not given.without_kernels and not (folder / "kernels-plan").is_dir():
+            kernels.prepare(folder)
+        image_plan(folder / "image-plan")
     for place in sorted(path for path in folder.iterdir() if path.is_dir()):
         size = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
         print(f"{place}: {size / 1e6:.1f} MB")

@@ -40,11 +40,21 @@ def pack(folder: Path, into: Path, name: str, most: int) -> list[Path]:
     subprocess.run([program, LEVEL, "--long=31", "-T0", "-q", "-f", str(whole), "-o", str(packed)], check=True)
     raw = whole.stat().st_size
     whole.unlink()
-    size = packed.stat().st_size
+    made = cut(packed, into, name, most, raw)
+    packed.unlink()
+    return made
+
+
+def cut(path: Path, into: Path, name: str, most: int, raw: int = 0) -> list[Path]:
+    """Write a file as INTO/NAME-01, -02, … of at most ``most`` bytes each, every one a folder with its piece; these folders.
+
+    ``raw`` is what it unpacks to.
+    """
+    size = path.stat().st_size
     number = -(-size // most)
     share = -(-size // number)
     made = []
-    with packed.open("rb") as source:
+    with path.open("rb") as source:
         for index in range(number):
             place = into / f"{name}-{index + 1:02d}"
             place.mkdir()
@@ -53,8 +63,14 @@ def pack(folder: Path, into: Path, name: str, most: int) -> list[Path]:
             about = {"index": index, "of": number, "sha256": hashlib.sha256(data).hexdigest(), "raw": raw}
             (place / "piece.json").write_text(json.dumps(about), encoding="utf-8")
             made.append(place)
-    packed.unlink()
     return made
+
+
+def join(places: list[Path], target: Path) -> None:
+    """Put the pieces of `cut` together into ``target``. Raises `CarryError`."""
+    with target.open("wb") as whole:
+        for data in _pieces(places):
+            whole.write(data)
 
 
 def _pieces(places: list[Path]) -> Iterator[bytes]:

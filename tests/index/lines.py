@@ -1,6 +1,6 @@
 """What `repro --write` and `check` make of a report of one line, for each release of sglang (or another package).
 
-`python -m tests.index.lines [--package sglang] [VERSION…]`: without VERSION the last patch of each release from 0.5.4 on.
+`python -m tests.index.lines [--package sglang] [--date DATE] [VERSION…]`: without VERSION the last patch of each release from 0.5.4 on.
 Prints a table: the day, torch, how many wheels the lock has, what had to be named or declared, the verdict, its errors and
 what is not known. Exit status 1 if a matrix cannot be locked. Nothing is built; metadata and parts of wheels are read.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
@@ -45,10 +45,12 @@ def releases(package: str, settings: Settings) -> list[str]:
     return [str(last[release]) for release in sorted(last)]
 
 
-def row(package: str, version: str, settings: Settings, base: Base, folder: Path) -> list[str]:
+def row(
+    package: str, version: str, settings: Settings, base: Base, folder: Path, when: date | None = None
+) -> list[str]:
     """One line of the table. Raises `BuilderError` where the matrix cannot be locked."""
     text = f"Python: 3.11.9\n{package}: {version}\nGPU 0: NVIDIA H100 80GB HBM3\n"
-    answer = repro(text, settings, folder, name=f"r-{version}", static=False)
+    answer = repro(text, settings, folder, name=f"r-{version}", static=False, when=when)
     assert answer.written is not None
     loaded = load(answer.written)
     lock = resolve_lock(loaded, settings, base)
@@ -73,6 +75,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.index.lines", description=__doc__.splitlines()[0])
     parser.add_argument("versions", nargs="*", metavar="VERSION")
     parser.add_argument("--package", default="sglang")
+    parser.add_argument("--date", type=date.fromisoformat, help="the day to resolve as of (default: the release's)")
     arguments = parser.parse_args()
     settings = site.load()
     base = read_lock(lock_path(ROOT / "matrices" / "cu130-next.yaml")).base
@@ -81,7 +84,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for version in arguments.versions or releases(arguments.package, settings):
             try:
-                cells = row(arguments.package, version, settings, base, Path(folder))
+                cells = row(arguments.package, version, settings, base, Path(folder), arguments.date)
             except BuilderError as error:
                 failed += 1
                 cells = [version, *["-"] * (len(COLUMNS) - 2), f"cannot be locked: {error.what}"]

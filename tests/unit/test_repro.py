@@ -29,7 +29,7 @@ from builder.repro.predict import predict
 from builder.repro.stack import reconstruct
 from builder.repro.verb import Answer, as_json, as_text, read_report, repro, when_of
 from builder.repro.verdicts import link_findings, needed_findings
-from builder.resolve import UnnamedPrereleaseError
+from builder.resolve import UnnamedPrereleaseError, requirements
 from tests.made import artefact, golden, lock_of, settings_at, sha, tiny
 
 TODAY = date(2026, 11, 30)
@@ -118,6 +118,15 @@ def test_a_whole_report_makes_a_matrix() -> None:
     matrix = parse_matrix(found.text, Path("matrices/repro.yaml")).matrix
     assert matrix.stack.pins()["sgl-kernel"] == "0.3.21"
     assert matrix.overrides[0].package == "flashinfer-python"
+
+
+def test_what_only_an_extra_of_a_release_requires(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to 0.5.2 sglang's own requirements are six packages, none of them a server's."""
+    monkeypatch.setitem(RELEASES, "sglang", {"0.5.2": ("torch==2.8.0",), "0.5.9": RELEASES["sglang"]["0.5.9"]})
+    old = parse_matrix(made("sglang: 0.5.2\n").text, Path("matrices/repro.yaml")).matrix
+    assert (old.extras, old.stack.sglang, old.stack.torch) == (("sglang[srt]==0.5.2",), "0.5.2", "2.8.0")
+    assert {"sglang==0.5.2", "sglang[srt]==0.5.2"} <= set(requirements(old))
+    assert "[srt]" not in made("sglang: 0.5.9\n").text
 
 
 def test_a_pre_release_that_a_pinned_package_asks_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, date, datetime
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from pypi_simple import DistributionPackage
 
 from builder.abi.verb import base_named
-from builder.abi.wheels import Target
+from builder.abi.wheels import Release, Target
 from builder.repro import releases
 from builder.repro.releases import Releases
 from tests.made import settings_at
@@ -69,3 +71,28 @@ def test_what_was_taken_back(index: Releases) -> None:
 )
 def test_the_newest_release_of_a_time(index: Releases, before: date | None, newest: str | None) -> None:
     assert index.newest_of("torch", "", before) == newest
+
+
+def test_what_a_release_requires_with_the_extras_it_is_installed_with(
+    index: Releases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stated = {
+        "": ["tqdm"],
+        "srt": ["torch==2.7.1", "sglang[runtime_common]"],
+        "runtime_common": ["torchao==0.9.0", "sglang[more]"],
+        "more": ["numpy"],
+        "all": ["openai"],
+    }
+
+    def requires(release: Release, extras: Iterable[str] = ()) -> list[Requirement]:
+        return [Requirement(line) for extra in ("", *sorted(extras)) for line in stated[extra]]
+
+    monkeypatch.setattr(
+        index._wheels, "release", lambda name, version: Release(name, str(version), f"{name}.whl", "", None)
+    )
+    monkeypatch.setattr(index._wheels, "requires", requires)
+    asked = [str(each) for each in index.requires("sglang", "0.5.2")]
+    assert sorted(asked) == ["numpy", "torch==2.7.1", "torchao==0.9.0", "tqdm"]
+    # From 0.5.3 on they are its own requirements.
+    assert [str(each) for each in index.requires("sglang", "0.5.3")] == ["tqdm"]
+    assert [str(each) for each in index.requires("torch", "0.5.2")] == ["tqdm"]
