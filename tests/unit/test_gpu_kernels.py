@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.gpu_kernels import __main__ as command
-from tests.gpu_kernels.carry import CarryError, pack, unpack
+from tests.gpu_kernels.carry import CarryError, cut, join, pack, unpack
 from tests.gpu_kernels.prepare import CODE, ROOT
 from tests.gpu_kernels.report import as_text, compared, markdown
 from tests.made import lacking
@@ -48,6 +48,21 @@ def test_pieces_are_small_and_give_the_same_again(tree: Path, tmp_path: Path) ->
 
 @needs_zstd
 @pytest.mark.processes
+def test_a_file_is_cut_and_joined(tmp_path: Path) -> None:
+    source = tmp_path / "a.bundle"
+    source.write_bytes(bytes(range(256)) * 10)
+    pieces = cut(source, tmp_path, "bundle", 1000)
+    assert [(piece.name, (piece / "piece").stat().st_size) for piece in pieces] == [
+        ("bundle-01", 854),
+        ("bundle-02", 854),
+        ("bundle-03", 852),
+    ]
+    join(pieces[::-1], tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == source.read_bytes()
+    with pytest.raises(CarryError, match=r"pieces \[2\] of 3 are missing"):
+        join([pieces[0], pieces[2]], tmp_path / "again")
+
+
 def test_a_piece_that_is_missing_or_damaged(tree: Path, tmp_path: Path) -> None:
     places = pack(tree, tmp_path, "kernels", 100_000)
     with pytest.raises(CarryError, match=r"^pieces \[2, 4\] of 4 are missing$"):
