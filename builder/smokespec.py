@@ -57,7 +57,9 @@ def smoke_spec(plan: LayerPlan, *, native: bool, patches: Sequence[Mapping[str, 
         ],
         **({"variants": grouped} if grouped else {}),
         "shared_files": [_plain(entry) for entry in shared if _shares(entry, versions)],
-        "imports": [] if native or "sglang" not in versions else list(imports),
+        "imports": []
+        if native
+        else [each["module"] for each in imports if locked("sglang", each.get("versions"), versions)],
         "facts": _plain(known),
         **({} if native or not patches else {"patches": list(patches)}),
     }

@@ -65,6 +65,13 @@ def test_without_sglang_there_is_nothing_of_it_to_import() -> None:
     assert spec(IDNA, SGLANG, native=False)["imports"]
 
 
+@pytest.mark.parametrize(("version", "there"), [("0.5.2", False), ("0.5.8.post1", False), ("0.5.9", True)])
+def test_a_module_is_imported_of_the_releases_that_have_it(version: str, there: bool) -> None:
+    imports = spec(artefact("sglang", version, layer="sglang"), native=False)["imports"]
+    assert ("sglang.srt.models.kimi_k25" in imports) is there
+    assert "sglang.launch_server" in imports
+
+
 def test_the_targets_are_called_as_each_tool_calls_them() -> None:
     assert gpu_targets(("12.0", "9.0")) == [
         {"capability": "12.0", "nvcc": "120a", "flashinfer": "12.0a"},
