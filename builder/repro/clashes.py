@@ -28,6 +28,9 @@ class Index(Protocol):
     def newest_of(self, name: str, specifier: str, before: date | None = None) -> str | None:
         """The newest release that a specifier takes, of those that there were before a day."""
 
+    def oldest_of(self, name: str, specifier: str, before: date | None = None) -> str | None:
+        """The oldest release that a specifier takes, of those that there were before a day."""
+
 
 @dataclass(frozen=True)
 class Clash:
@@ -104,7 +107,7 @@ def _of_exact(
     except UsageError:
         base = Version(version).base_version
         older, newer = f"<{base}", f">={base},!={version}"
-        ours = index.newest_of(package, older, before) or index.newest_of(package, newer, before)
+        ours = index.newest_of(package, older, before) or index.oldest_of(package, newer, before)
         yield Clash(package, str(exact.specifier), exact.who, ours, absent=True)
         return
     yield from _of_pins(f"{package} {version}", requirements, pins)

@@ -72,11 +72,21 @@ class Releases:
 
     def newest_of(self, name: str, specifier: str, before: date | None = None) -> str | None:
         """The newest release with a wheel for the target that a specifier takes, of those that there were before a day."""
+        return self._first_before(name, self._with_wheel(name, specifier)[::-1], before)
+
+    def oldest_of(self, name: str, specifier: str, before: date | None = None) -> str | None:
+        """The oldest one, as `newest_of` otherwise."""
+        return self._first_before(name, self._with_wheel(name, specifier), before)
+
+    def _with_wheel(self, name: str, specifier: str) -> list[str]:
+        """The releases with a wheel that a specifier takes, the oldest first; none where the package is not there."""
         try:
-            found = [str(version) for version in self._wheels.versions(name, SpecifierSet(specifier))]
+            return [str(version) for version in self._wheels.versions(name, SpecifierSet(specifier))]
         except UsageError:
-            return None
-        for version in reversed(found):
+            return []
+
+    def _first_before(self, name: str, versions: Sequence[str], before: date | None) -> str | None:
+        for version in versions:
             if before is None or (day := self.appeared(name, version)) is None or day < before:
                 return version
         return None

@@ -84,14 +84,18 @@ class MadeIndex:
         return (name, version) == ("sgl-kernel", "0.3.20")
 
     def newest_of(self, name: str, specifier: str, before: date | None = None) -> str | None:
-        known = RELEASES.get(name, {})
-        fits = [
+        return max(self._fits(name, specifier, before), key=Version, default=None)
+
+    def oldest_of(self, name: str, specifier: str, before: date | None = None) -> str | None:
+        return min(self._fits(name, specifier, before), key=Version, default=None)
+
+    def _fits(self, name: str, specifier: str, before: date | None) -> list[str]:
+        return [
             each
-            for each in known
+            for each in RELEASES.get(name, {})
             if SpecifierSet(specifier).contains(each)
             and (before is None or (self.uploaded(name, each) or date.min) < before)
         ]
-        return max(fits, key=Version, default=None)
 
 
 REPORT = """\

@@ -73,6 +73,14 @@ def test_the_newest_release_of_a_time(index: Releases, before: date | None, newe
     assert index.newest_of("torch", "", before) == newest
 
 
+@pytest.mark.parametrize(
+    ("specifier", "before", "oldest"),
+    [(">2.9.1", None, "2.11.0"), ("", date(2026, 5, 2), "2.9.1"), (">2.9.1", date(2026, 5, 2), None)],
+)
+def test_the_oldest_release_of_a_time(index: Releases, specifier: str, before: date | None, oldest: str | None) -> None:
+    assert index.oldest_of("torch", specifier, before) == oldest
+
+
 def test_what_a_release_requires_with_the_extras_it_is_installed_with(
     index: Releases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
