@@ -9,12 +9,11 @@ from datetime import date
 from typing import Protocol
 
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 
 from builder.driver import RUNTIME
 from builder.errors import UsageError
 from builder.facts import ExtraFact, load_facts
-from builder.lockrules import satisfies
+from builder.ledger import locked
 from builder.origins import DirectFile
 from builder.repro import clashes
 
@@ -95,14 +94,8 @@ def requirements_of(pin: Pin, index: Index) -> Sequence[Requirement]:
 
 def installed_extras(name: str, version: str) -> tuple[str, ...]:
     """The extras that a release is installed with, where it is little without them."""
-    return next(
-        (
-            fact.extras
-            for fact in load_facts(ExtraFact)
-            if fact.package == name and satisfies(version, SpecifierSet(fact.versions))
-        ),
-        (),
-    )
+    release = {name: version}
+    return next((fact.extras for fact in load_facts(ExtraFact) if locked(fact.package, fact.versions, release)), ())
 
 
 def pinned_cuda(requirements: Sequence[Requirement]) -> str:

@@ -142,8 +142,6 @@ def load_bundle(bench: Bench, docker: Callable[..., Any], pieces: Sequence[Path]
     """Load the bundle as a user does, with the smoke test of the build; the name of its image. Raises `SystemExit` where it is not loaded."""
     bundle = place / "carried.bundle"
     join(list(pieces), bundle)
-    for piece in pieces:
-        shutil.rmtree(piece)
     argv = ["load", str(bundle), "--pub", str(place / "engine/cosign.pub"), "--json"]
     bench.ask("a bundle is loaded and tested", *argv, status=0, seconds=SMOKE_SECONDS)
     bundle.unlink()
